@@ -41,7 +41,7 @@ from attest.kernels.pallas.mosaic_gpu.bodies import (
     backward_query,
     backward_split,
     forward,
-    repair,
+    repair_launch,
     repair_tile,
 )
 from attest.kernels.pallas.mosaic_gpu.key_heads import choose_copies, sum_copies, with_copies
@@ -159,8 +159,7 @@ def _sums(
         blocks.programs or count,
         blocks.warpgroups,
     )
-    lse, row_max = filled.pop("lse"), filled.pop("row_max")
-    out = _repaired(spec, partial(repair_tile.out, blocks), "flash_repair_out", arrays, filled)["out"]
+    out, lse, row_max = (filled[name] for name in ("out", "lse", "row_max"))
     width = call.value.shape[3]
     out = out[:, :, :q_length, :width] if spec.results.partial else from_operand(out)[:, :q_length, :, :width]
     return Forward(out, lse[..., :q_length], row_max[..., :q_length])
@@ -212,13 +211,12 @@ def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms
         backward_query.Shared,
         "flash_backward_query",
         arrays,
-        with_leak(spec, {"d_query": d_query}, of_row(spec)),
+        {"d_query": d_query},
         scratch(backward_query.Shared, spec, blocks),
         spec.shape.batch * spec.shape.heads * spec.shape.q_blocks,
         blocks.warpgroups,
     )
-    body = partial(repair_tile.d_query, None)
-    return _repaired(spec, body, "flash_repair_query", arrays, filled)["d_query"]
+    return filled["d_query"]
 
 
 def _key_cotangents(
@@ -231,20 +229,17 @@ def _key_cotangents(
         body, shared, kernel = backward_split.backward_split, backward_split.Shared, "flash_backward_split"
     sums: dict[str, jax.Array] = {}
     for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
-        filled = launch(
+        sums |= launch(
             partial(body, spec, blocks),
             shared,
             kernel,
             arrays,
-            with_leak(spec, {name: results[name] for name in names}, of_key(spec)),
+            {name: results[name] for name in names},
             scratch(shared, spec, blocks),
             spec.shape.batch * spec.shape.key_heads * spec.shape.k_blocks,
             blocks.warpgroups,
         )
-        if "leak" in sums:
-            filled["leak"] += sums["leak"]
-        sums |= filled
-    return _repaired(spec, partial(repair_tile.d_key, None), "flash_repair_key", arrays, sums)
+    return sums
 
 
 def _fused_cotangents(
@@ -339,11 +334,15 @@ def _backward_spec(
 
 
 def _repaired(
-    spec: KernelSpec, body: repair.Body, name: str, arrays: dict[str, jax.Array], filled: dict[str, jax.Array]
+    spec: KernelSpec,
+    body: repair_launch.Body,
+    name: str,
+    arrays: dict[str, jax.Array],
+    filled: dict[str, jax.Array],
 ) -> dict[str, jax.Array]:
     """Remove from a kernel's results what may have leaked into them from something hidden (S4)."""
     leak = filled.pop("leak", None)
-    return filled if leak is None else repair.repair(body, name, spec, arrays, filled, leak)
+    return filled if leak is None else repair_launch.repair(body, name, spec, arrays, filled, leak)
 
 
 def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
@@ -393,6 +392,6 @@ PASSES = Passes(
     ),
     # Rows without a number are recomputed only where one has reached a key that is hidden from it.
     cleans_rows=True,
-    # What is recomputed is changed in place.
+    # What a launch behind the fused kernel repairs is changed in place.
     partitioned=False,
 )

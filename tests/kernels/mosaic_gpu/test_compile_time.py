@@ -13,10 +13,13 @@ import pytest
 from jax import export
 from jax.experimental.mosaic.gpu import layout_inference
 
-from attest.kernels.pallas.mosaic_gpu import flash_attention
+from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, flash_attention
 from tests.kernels.jaxprs import equations
 
 SHAPE = (1, 256, 2)  # batch, length, heads
+FUSED = BackwardSizes(
+    backward_key=BackwardBlocks(step=128, stages=2, consumers=2, registers=(232, 24), fused=True)
+)
 
 
 def tensors(head_dim: int) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -28,21 +31,31 @@ def both_passes(options: dict[str, Any], *arrays: jax.Array) -> Any:
     return pull(out)
 
 
-def products(head_dim: int, options: dict[str, Any]) -> list[tuple[str, int]]:
-    """The kernels of both passes that repair, with how many products each has instructions for."""
+def products(head_dim: int, options: dict[str, Any]) -> dict[str, int]:
+    """The kernels of both passes, with how many products each has instructions for."""
     program = jax.make_jaxpr(partial(both_passes, options))(*tensors(head_dim))
-    return [
-        (eqn.params["name"], sum(it.primitive.name.startswith("wgmma_ref") for it in equations(eqn)))
+    return {
+        eqn.params["name"]: sum(it.primitive.name.startswith("wgmma_ref") for it in equations(eqn))
         for eqn in equations(program.jaxpr)
-        if str(eqn.params.get("name")).startswith("flash_repair")
-    ]
+        if eqn.primitive.name == "mpmd_map"
+    }
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_repair_kernels_have_one_copy_of_each_product(head_dim: int) -> None:
-    """S and P V; S, dP and dS K; for dkey S, dP and dS Q, and for dvalue S and P dO."""
-    found = products(head_dim, {"causal": True})
-    assert found == [("flash_repair_out", 2), ("flash_repair_query", 3), ("flash_repair_key", 5)]
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_kernels_have_one_copy_of_each_product_in_a_loop_and_in_a_repair(head_dim: int) -> None:
+    """A first S and a last P V, and S and P V; S, dP and dS K; S, dP, P dO and dS Q: compared and not.
+
+    In a repair S and P V; S, dP and dS K; for dkey S, dP and dS Q, and for dvalue S and P dO.
+    """
+    expected = {"flash_forward": 2 + 2 * 2, "flash_backward_query": 2 * 3, "flash_backward_key": 2 * 4}
+    repairs = {"flash_forward": 2, "flash_backward_query": 3, "flash_backward_key": 5}
+    assert products(head_dim, {"causal": True}) == {it: expected[it] + repairs[it] for it in expected}
+
+
+def test_launches_that_repair_have_one_copy_of_each_product() -> None:
+    found = products(64, {"causal": True, "bwd_params": FUSED})
+    repairs = {name: count for name, count in found.items() if name.startswith("flash_repair")}
+    assert repairs == {"flash_repair_query": 3, "flash_repair_key": 5}
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "logits_soft_cap": 9.0}], ids=["plain", "capped"])

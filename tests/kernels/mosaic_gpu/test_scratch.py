@@ -14,11 +14,12 @@ from attest.kernels.pallas.mosaic_gpu.bodies import (
     backward_query,
     backward_split,
     forward,
-    repair,
+    repair_tile,
 )
+from attest.kernels.pallas.mosaic_gpu.launch.overlay import Later, shared_bytes
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch, tile_bytes
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import matrix, tiled
-from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, launch, shared_bytes, vector
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, launch, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, Logits, PairArray, Results, Shape, Visibility
 
 FORWARD = Blocks(k=128, stages=3, consumers=2, registers=(240, 24), partial_sums=False)
@@ -95,7 +96,10 @@ def test_a_launch_fills_every_field_of_a_record(record: type[Any], blocks: Block
     names = [field.name for field in fields(record)]
     assert list(scratch(record, with_pairs(128), blocks)) == names
     of_pairs = ("mask", "bias", "pairs_full", "pairs_empty", "d_bias", "bias_full")
-    assert list(scratch(record, spec(128), blocks)) == [name for name in names if name not in of_pairs]
+    of_repairs = ("marks", "ended", "of_repair")
+    assert list(scratch(record, spec(128), blocks)) == [
+        name for name in names if name not in (*of_pairs, *of_repairs)
+    ]
 
 
 def test_only_a_persistent_kernel_has_room_for_the_next_query() -> None:
@@ -211,13 +215,14 @@ def test_value_and_its_cotangent_have_the_head_dim_of_value(
 def test_tiles_take_what_a_launch_allocates(
     kernel: str, record: type[Any], blocks: Blocks | BackwardBlocks, value_dim: int
 ) -> None:
-    """The numbers of rows, lse and delta, are the rest: a whole number of KiB, and few."""
+    """The numbers of rows, lse, delta and the marks of a repair, are the rest: some KiB."""
     allocated = shared_bytes(scratch(record, spec(128, value_dim), blocks))
     tiles = tile_bytes(kernel, blocks, (64, value_dim), 2)
     numbers = 2 * 2048 if kernel in ("backward_key", "backward_bias") else 0
     assert allocated == tiles + numbers
     beside = changed(with_pairs(128), shape={"value_dim": value_dim})
     allocated = shared_bytes(scratch(record, beside, blocks))
+    numbers += 1024 if "marks" in scratch(record, beside, blocks) else 0
     assert allocated == tile_bytes(kernel, blocks, (64, value_dim), 2, {"mask": 1, "bias": 2}) + numbers
 
 
@@ -229,8 +234,17 @@ def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
         launch(lambda *_: None, dict, "flash_toy", {}, {}, many, 1, 1)
 
 
+def test_a_repair_lies_where_the_tiles_of_its_kernel_lay_but_for_the_marks() -> None:
+    rooms = {"tile": rows(1, 64), "marks": vector(64, 2)}
+    few, many = (Later(dict, {"own": rows(count, 64)}, keeps=("marks",)) for count in (1, 4))
+    assert shared_bytes({**rooms, "later": few}) == shared_bytes(rooms)
+    assert shared_bytes({**rooms, "later": many}) == shared_bytes(
+        {"own": rows(4, 64), "marks": vector(64, 2)}
+    )
+
+
 def test_a_repair_visits_blocks_of_the_fast_kernels_keys() -> None:
-    allocated = scratch(repair.Shared, with_pairs(256))
-    assert list(allocated) == [field.name for field in fields(repair.Shared)]
+    allocated = scratch(repair_tile.Shared, with_pairs(256))
+    assert list(allocated) == [field.name for field in fields(repair_tile.Shared)]
     assert allocated["visited"] == rows(1, 256)
     assert allocated["bias"] == tiled("bfloat16", 1, 128, 256)

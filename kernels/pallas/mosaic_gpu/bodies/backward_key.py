@@ -23,6 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.bodies import repair, repair_tile
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_pair_full,
@@ -103,6 +104,9 @@ class Shared:
     ping_pong: Annotated[Any, consumer_signal]
     mask: Annotated[Any, pairs.ring_of_keys("mask")] = None
     bias: Annotated[Any, pairs.ring_of_keys("bias")] = None
+    marks: Annotated[Any, repair.marks] = None
+    ended: Annotated[Any, repair.ended] = None
+    of_repair: Annotated[Any, repair.room()] = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ def backward_key(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """Run the body of the kernel. outputs: d_key, d_value or both, and leak where pairs may be hidden."""
+    """Run the body of the kernel. outputs: d_key, d_value or both."""
     batch, key_head, block = locate_key_tile(spec, lax.axis_index(PROGRAM))
     span = query_span(spec, arrays, batch, block)
 
@@ -140,6 +144,7 @@ def backward_key(
             spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True
         )
         _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
+        repair_keys(shared, warpgroup, blocks, tile, outputs, block)
 
     warp_specialize(blocks, copy, consume)
 
@@ -217,7 +222,7 @@ def _consume(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> Non
     widths = {"d_key": spec.shape.head_pieces, "d_value": spec.shape.value_pieces}
     totals = pl.run_scoped(run, **{name: accumulators(ROWS, widths[name]) for name in sums})
     if spec.hides:
-        outputs["leak"][tile.batch, tile.head, tile.keys] = nonfinite_rows(*chain(*totals.values()))
+        shared.marks.at[warpgroup][...] = nonfinite_rows(*chain(*totals.values()))
     store_sums(shared, warpgroup, tile, outputs, totals)
 
 
@@ -262,6 +267,20 @@ def store_sums(
     for name, total in totals.items():
         start_store(rooms[name], warpgroup, sum(x.shape[1] for x in total), outputs[name], own)
     plgpu.wait_smem_to_gmem(0)
+
+
+def repair_keys(
+    shared: Any, warpgroup: Any, blocks: BackwardBlocks, tile: Tile, outputs: Mapping[str, Any], block: Any
+) -> None:
+    """End the work of a warpgroup, and compute anew the gradients that a hidden value has reached."""
+    spec = tile.spec
+    if not spec.hides:
+        return
+    arrays = {**tile.arrays, **outputs}
+    compute = partial(repair_tile.d_key, None, repair.of_tiles(spec, blocks), arrays, shared.of_repair)
+    repair.end_of_tile(
+        shared, warpgroup, blocks, (tile.batch, tile.head, block), spec.shape.k_length, compute
+    )
 
 
 def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -> Any:

@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.bodies import repair, repair_tile
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_copies,
@@ -81,6 +82,9 @@ class Shared:
     ping_pong: Annotated[Any, consumer_signal]
     mask: Annotated[Any, pairs.ring_of_queries("mask")] = None
     bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
+    marks: Annotated[Any, repair.marks] = None
+    ended: Annotated[Any, repair.ended] = None
+    of_repair: Annotated[Any, repair.room()] = None
 
 
 def backward_query(
@@ -90,7 +94,7 @@ def backward_query(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """Run the body of the kernel. outputs: d_query, and leak where pairs may be hidden."""
+    """Run the body of the kernel. outputs: d_query."""
     batch, head, block = locate_query_tile(spec, lax.axis_index(PROGRAM))
     span = key_span(spec, arrays, batch, block)
 
@@ -101,6 +105,11 @@ def backward_query(
         row = block * blocks.own + warpgroup * ROWS
         tile = Tile(spec, arrays, batch, head, row, key=None, words=load_words(arrays))
         _consume(blocks, outputs, shared, warpgroup, tile, span)
+        if spec.hides:
+            of_tiles = repair.of_tiles(spec, blocks)
+            compute = partial(repair_tile.d_query, None, of_tiles, {**arrays, **outputs}, shared.of_repair)
+            own = (batch, head, block)
+            repair.end_of_tile(shared, warpgroup, blocks, own, spec.shape.q_length, compute)
 
     warp_specialize(blocks, produce, consume)
 
@@ -154,7 +163,7 @@ def _consume(
 
     total = pl.run_scoped(run, *accumulators(ROWS, spec.shape.head_pieces))
     if spec.hides:
-        outputs["leak"][at] = sum(map(leaked, total))
+        shared.marks.at[warpgroup][...] = sum(map(leaked, total))
     if spec.results.unrounded:
         write_pieces(outputs["d_query"], own, tuple(x * spec.logits.scale for x in total))
         return

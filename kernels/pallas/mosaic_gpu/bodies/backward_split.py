@@ -20,11 +20,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks
+from attest.kernels.pallas.mosaic_gpu.bodies import repair
 from attest.kernels.pallas.mosaic_gpu.bodies.backward_key import (
     d_out_slot_full,
     over_steps,
     produce_steps,
     query_slot_full,
+    repair_keys,
     store_sums,
 )
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
@@ -109,6 +111,13 @@ class Shared:
     weights_empty: Annotated[Any, _weights_signal]
     mask: Annotated[Any, pairs.ring_of_keys("mask")] = None
     bias: Annotated[Any, pairs.ring_of_keys("bias")] = None
+    ended: Annotated[Any, repair.ended] = None
+    of_repair: Annotated[Any, repair.room("lse")] = None
+
+    @property
+    def marks(self) -> Any:
+        """Marks [1, 64] for a repair, in a room for numbers that are read no more once dvalue is summed."""
+        return self.lse.at[:, pl.ds(0, ROWS)]
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ def backward_split(
     outputs: Mapping[str, Any],
     shared: Shared,
 ) -> None:
-    """Run the body of the kernel. outputs: d_key, d_value, and leak where pairs may be hidden."""
+    """Run the body of the kernel. outputs: d_key and d_value."""
     owner = locate_key_tile(spec, lax.axis_index(PROGRAM))
     batch, key_head, block = owner
     span = query_span(spec, arrays, batch, block)
@@ -139,6 +148,7 @@ def backward_split(
         consumer = _Consumer(blocks, shared, tile)
         pl.when(warpgroup == 0)(lambda: _sum_values(consumer, outputs, span))
         pl.when(warpgroup == 1)(lambda: _sum_keys(consumer, outputs, span))
+        repair_keys(shared, warpgroup, blocks, tile, outputs, block)
 
     warp_specialize(blocks, lambda: produce_steps(spec, blocks, arrays, shared, owner, span), consume)
 
@@ -159,8 +169,7 @@ def _sum_values(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> 
         room = lax.rem(steps + i, _slots(spec))
         plgpu.barrier_wait(shared.weights_empty.at[room])
     if spec.hides:
-        # In a room for numbers that nobody but this warpgroup has read.
-        shared.lse.at[0, pl.ds(0, ROWS)][...] = nonfinite_rows(total)
+        shared.marks.at[0][...] = nonfinite_rows(total)
         plgpu.barrier_arrive(shared.weights_full.at[lax.rem(steps, _slots(spec))])
     store_sums(shared, 0, tile, outputs, {"d_value": (total,)})
 
@@ -181,8 +190,8 @@ def _sum_keys(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> No
     steps, total = pl.run_scoped(run, plgpu.ACC((ROWS, spec.shape.head_dim), jnp.float32))
     if spec.hides:
         plgpu.barrier_wait(shared.weights_full.at[lax.rem(steps, _slots(spec))])
-        of_value = load(shared.lse.at[0, pl.ds(0, ROWS)], BY_ROW)
-        outputs["leak"][tile.batch, tile.head, tile.keys] = of_value + nonfinite_rows(total)
+        marks = shared.marks.at[0]
+        marks[...] = load(marks, BY_ROW) + nonfinite_rows(total)
     # All weights have come, so the other warpgroup reads no key any more.
     store_sums(shared, 0, tile, outputs, {"d_key": (total,)})
 

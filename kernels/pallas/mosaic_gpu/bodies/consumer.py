@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.bodies import repair
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import (
     consumer_signal,
     key_full,
@@ -73,6 +74,9 @@ class Shared:
     bias: Annotated[Any, pairs.ring_of_queries("bias")] = None
     pairs_full: Annotated[Any, pairs.slot_full] = None
     pairs_empty: Annotated[Any, pairs.slot_empty] = None
+    marks: Annotated[Any, repair.marks] = None
+    ended: Annotated[Any, repair.ended] = None
+    of_repair: Annotated[Any, repair.room()] = None
 
 
 @dataclass(frozen=True)

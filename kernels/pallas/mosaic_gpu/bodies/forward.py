@@ -9,7 +9,6 @@ Papers: Milakov and Gimelshein, arXiv 1805.02867 (online softmax); Dao, arXiv 23
 arXiv 2407.08608 (the overlap and the ping-pong schedule, on Hopper).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
+from attest.kernels.pallas.mosaic_gpu.bodies import repair, repair_tile
 from attest.kernels.pallas.mosaic_gpu.bodies.consumer import Consumer, Shared, query_slot, query_stage
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
     first_channels,
@@ -41,13 +41,12 @@ from attest.kernels.pallas.mosaic_gpu.schedule.tiles import batch_and_part, over
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import pairs
 from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, load_words
+from attest.kernels.pallas.mosaic_gpu.tile.normalize import LN2, finish, scaled
 from attest.kernels.pallas.mosaic_gpu.tile.products import accumulators
 from attest.kernels.pallas.mosaic_gpu.tile.softmax import nothing_known, online_softmax, rescaled
-from attest.kernels.pallas.mosaic_gpu.tile.tile import Tile, leaked, load_bounds, over_rows
+from attest.kernels.pallas.mosaic_gpu.tile.tile import BY_ROW, Tile, by_row, leaked, load, load_bounds
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
-
-LN2 = math.log(2.0)
 
 
 def flash_forward(
@@ -61,10 +60,14 @@ def flash_forward(
 
     def consume(warpgroup: Any) -> None:
         start_ping_pong(shared.ping_pong, warpgroup, blocks.consumers)
+        if spec.hides:
+            shared.marks.at[warpgroup][...] = by_row(0.0)
         work = partial(_consume, spec, blocks, arrays, outputs, shared, warpgroup)
         # With a cap registers have no room for the next tile's.
         over_tiles(spec, blocks, arrays, load if spec.logits.cap is None else lambda _: None, work)
         plgpu.wait_smem_to_gmem(0)
+        if spec.hides:
+            _repair(spec, blocks, arrays, outputs, shared, warpgroup)
 
     warp_specialize(blocks, produce, consume)
 
@@ -162,7 +165,10 @@ def _consume(
     entry, head, block = locate_query_tile(spec, lax.optimization_barrier(tile))
     rows = pl.ds(block * blocks.own + warpgroup * ROWS, ROWS)
     if spec.hides:
-        outputs["leak"][entry, head, rows] = sum(map(leaked, acc))
+        leak = sum(map(leaked, acc))
+        outputs["leak"][entry, head, rows] = leak
+        marks = shared.marks.at[warpgroup]
+        marks[...] = load(marks, BY_ROW) + leak
     # Short of the maximum by up to SLACK where no reference is exact; then all that is read of it is -inf.
     row_max = m if spec.results.partial else m * (LN2 * spec.logits.reference_unit)
     outputs["row_max"][entry, head, rows] = jnp.where(norm == 0.0, -jnp.inf, row_max)
@@ -182,45 +188,32 @@ def _consume(
     return count
 
 
-def finish(
-    spec: KernelSpec, arrays: Mapping[str, Any], head: Any, m: jax.Array, norm: jax.Array
-) -> tuple[jax.Array, jax.Array | None]:
-    """Return the lse of each row, and the factor of its sums of P V (clauses S10, S11, S13).
+def _repair(
+    spec: KernelSpec,
+    blocks: Blocks,
+    arrays: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    shared: Shared,
+    warpgroup: Any,
+) -> None:
+    """End the work of a warpgroup, and compute anew the rows of out that a hidden value has reached."""
+    of_tiles = repair.of_tiles(spec, blocks)
+    compute = partial(repair_tile.out, blocks, of_tiles, {**arrays, **outputs}, shared.of_repair)
 
-    Of partial results: the norm, and None for 1.
-    """
-    logits = spec.logits
-    if spec.results.partial:
-        return norm, None
-    rescale, largest = jnp.float32(1.0), m
-    if logits.sinks:
-        together = lax.broadcast(arrays["sinks"][0, head], (ROWS,))
-        largest = jnp.maximum(m, together)
-        norm = norm * _share(spec, m, largest) + _share(spec, together, largest)
-    empty = norm == 0.0
-    lse = jnp.where(empty, -jnp.inf, largest * (LN2 * logits.reference_unit) + jnp.log(norm))
-    if spec.results.normalize:
-        rescale = 1.0 / jnp.where(empty, 1.0, norm)
-    elif logits.sinks:
-        # The unnormalised out is relative to the largest of all, and `together` is a sum.
-        largest = jnp.maximum(m, lax.broadcast(arrays["sinks"][1, head], (ROWS,)))
-    return lse, _share(spec, m, largest) * (rescale * spec.kept_scale)
+    def of_tile(_: Any, tile: Any, __: None, count: Any) -> Any:
+        entry, head, block = locate_query_tile(spec, tile)
 
+        def of_consumer(i: Any) -> None:
+            rows = block * blocks.consumers + i
+            leak = outputs["leak"].at[entry, head, pl.ds(rows * ROWS, ROWS)]
+            exist = rows < of_tiles.shape.q_blocks
+            pl.when(repair.marked(leak) & exist)(lambda: compute((entry, head, rows)))
 
-def scaled(spec: KernelSpec, acc: jax.Array, factor: jax.Array | None) -> jax.Array:
-    """Return the sums of P V times the factor of their rows; if that is None, times the factor of dropout."""
-    if factor is None:
-        return acc * spec.kept_scale if spec.dropout else acc
-    return acc * over_rows(factor, acc.shape)
+        repair_tile.each(blocks.consumers, of_consumer)
+        return count
 
-
-def _share(spec: KernelSpec, m: jax.Array, largest: jax.Array) -> jax.Array:
-    """Return two to the power of m - largest in bits, at most 1.
-
-    m is a product. The compiler may fuse it with the subtraction, which leaves the rounding of the product.
-    Of a row that has seen nothing, and of huge logits, that is more than any exponent.
-    """
-    return jnp.where(m >= largest, 1.0, jnp.exp2((m - largest) * spec.logits.reference_unit))
+    # The marks are those of all tiles of the program.
+    repair.end(shared, warpgroup, blocks, lambda: over_tiles(spec, blocks, arrays, lambda _: None, of_tile))
 
 
 def _attend(

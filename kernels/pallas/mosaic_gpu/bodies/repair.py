@@ -1,106 +1,108 @@
 """Recomputation of results into which a hidden value leaked as 0 * NaN (clause S4).
 
-The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. The fast kernels ignore that
-and say which rows are not finite. Behind each stands one of these. It reads what the fast kernel said, which
-costs a launch and no host synchronisation. Tiles with a row that is not finite are computed anew, in place,
-with what may not be seen taken out of the second product.
+The matrix unit multiplies a hidden pair's 0 with whatever is stored behind it. A kernel ignores that, and its
+consumers mark the rows whose sums are not finite. When all consumers of a program have ended, the first of
+them computes each 64 rows with a mark anew, with what may not be seen taken out of the second product. By
+then the program's other tiles are read no more, and those of the repair lie in their memory.
 
-A program is one warpgroup that takes tiles of 64 by 64 one after the other.
+Where several programs add to one result, none of them can repair it: `repair_launch` does.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import functools
+import operator
+from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
 
-from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS
-from attest.kernels.pallas.mosaic_gpu.bodies.repair_tile import Shared
+from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
+from attest.kernels.pallas.mosaic_gpu.bodies.repair_tile import Place, Shared, each
+from attest.kernels.pallas.mosaic_gpu.launch.overlay import Later
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch
-from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import PROGRAM, launch
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import order_copies
+from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile.tanh import any_above
 from attest.kernels.pallas.mosaic_gpu.tile.tile import BY_COLUMN, load
 
-# The most whose rows a warp reads at a time, to see whether any is not finite: 64 numbers a thread. A program
-# waits for memory once for so many.
-_READ_TILES = 32
+plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
-type Body = Callable[[KernelSpec, Mapping[str, Any], Shared, Any], None]
+_REGISTERS = 240  # of a thread that repairs
 
 
-def repair(
-    body: Body,
-    name: str,
-    spec: KernelSpec,
-    arrays: Mapping[str, jax.Array],
-    results: Mapping[str, jax.Array],
-    leak: jax.Array,
-) -> dict[str, jax.Array]:
-    """Recompute the results in tiles where `leak`, by which a fast kernel marks its rows, is NaN.
-
-    arrays: those of the fast kernel. body: one of `repair_tile`, with what it needs of the fast kernel's
-    blocks. It writes the results, in the fast kernel's order of sums: to the bit the same where nothing
-    leaked. leak: [entries, heads, rows] float32, the rows padded to a multiple of 64.
-    """
-    # Only the forward kernel's sums depend on how many keys a step takes.
-    spec = spec.with_blocks(ROWS, spec.shape.k_block if "out" in results else ROWS)
-    # Without the barriers, XLA hands slices to the launch: of an array that it is to change, and then changes
-    # none of what is there; of the stacked results of a scan, for what it returns, which hold nothing yet.
-    refs = {name: jax.new_ref(x) for name, x in lax.optimization_barrier(dict(results)).items()}
-    launch(
-        partial(_program, body, spec, leak.shape[2] // ROWS),
-        Shared,
-        name,
-        {**arrays, "leak": leak.reshape(-1), **refs},
-        {},
-        scratch(Shared, spec),
-        PROGRAMS,
-        warpgroups=1,
-    )
-    return lax.optimization_barrier({name: jax.freeze(ref) for name, ref in refs.items()})
+def marks(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """Return [consumers, 64] float32: 0, or NaN for rows that are not finite."""
+    return vector(ROWS, blocks.consumers) if spec.hides else None
 
 
-def _program(
-    body: Body,
-    spec: KernelSpec,
-    blocks: int,
-    arrays: Mapping[str, Any],
-    _: Mapping[str, Any],
-    shared: Shared,
+def ended(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+    """Return a barrier, complete when all warpgroups that compute have ended."""
+    return barriers(1, blocks.computing) if spec.hides else None
+
+
+def room(marks: str = "marks") -> Callable[[KernelSpec, Blocks | BackwardBlocks], Any]:
+    """Return the tiles of a repair, in the memory of the kernel's. marks: the room of the marks."""
+
+    def describe(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
+        return Later(Shared, scratch(Shared, of_tiles(spec, blocks)), keeps=(marks,)) if spec.hides else None
+
+    return describe
+
+
+def of_tiles(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> KernelSpec:
+    """Return the spec of tiles of 64 rows. Only the forward kernel's sums depend on the keys of a step."""
+    return spec.with_blocks(ROWS, spec.shape.k_block if isinstance(blocks, Blocks) else ROWS)
+
+
+def marked(marks: Any) -> Any:
+    """Return whether any of [rows] is NaN."""
+    # By column, every warp holds all of the rows, so that all come to the same answer.
+    return any_above(0.0, load(marks, BY_COLUMN), BY_COLUMN) > 0
+
+
+def end_of_tile(
+    shared: Any,
+    warpgroup: Any,
+    blocks: BackwardBlocks,
+    place: Place,
+    length: int,
+    compute: Callable[[Place], None],
 ) -> None:
-    """Compute the tiles of a program that have a row that is not finite.
+    """End the work of a warpgroup on the only tile of its program, and compute rows that are marked anew.
 
-    blocks: how many each head has, with those past the end of its rows.
+    shared: a record with `marks`, `ended` and the room of `compute`. place: of the tile: its batch row, head
+    and block. length: the rows of a head. compute(place): computes 64 rows.
     """
-    shape = spec.shape
-    of_queries = "out" in arrays or "d_query" in arrays
-    spec_blocks, heads = (shape.q_blocks, shape.heads) if of_queries else (shape.k_blocks, shape.key_heads)
-    tiles = shape.entries * heads * blocks
-    mine = -(-tiles // PROGRAMS)
-    together = min(mine, _READ_TILES)
+    batch, head, block = place
 
-    def end() -> Any:
-        # Computed where it is needed: registers are few.
-        return jnp.minimum((lax.axis_index(PROGRAM) + 1) * mine, tiles)
+    def of_consumer(i: Any) -> None:
+        rows = block * blocks.consumers + i
+        exist = rows * ROWS < length
+        pl.when(marked(shared.marks.at[i]) & exist)(lambda: compute((batch, head, rows)))
 
-    def leaked(first: Any, count: int) -> Any:
-        # By column, every warp holds all of the rows, so that all come to the same answer.
-        rows = load(arrays["leak"].at[pl.ds(first * ROWS, count * ROWS)], BY_COLUMN)
-        return any_above(0.0, rows, BY_COLUMN) > 0
+    end(shared, warpgroup, blocks, lambda: each(blocks.consumers, of_consumer))
 
-    def repaired(tile: Any) -> None:
-        head, block = lax.div(tile, blocks), lax.rem(tile, blocks)
-        pl.when(block < spec_blocks)(lambda: body(spec, arrays, shared, head * spec_blocks + block))
 
-    def step(tile: Any) -> Any:
-        # The last that are read together end with the rows.
-        found = leaked(jnp.minimum(tile, tiles - together), together)
-        following = jnp.where(found, tile + 1, tile + together)
-        pl.when(jnp.logical_and(found, leaked(tile, 1)))(lambda: repaired(tile))
-        return following
+def end(shared: Any, warpgroup: Any, blocks: Blocks | BackwardBlocks, repair: Callable[[], None]) -> None:
+    """End the work of a warpgroup; when all have ended, call repair() in the first if any row is marked."""
+    of_consumer, of_producer = blocks.registers
+    few = of_consumer < _REGISTERS
+    if few:
+        pl.when(warpgroup != 0)(lambda: plgpu.set_max_registers(of_producer, action="decrease"))
+    # What the warpgroup has written to shared memory is written before copies of the repair come there.
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(shared.ended.at[0])
 
-    lax.while_loop(lambda tile: tile < end(), step, lax.axis_index(PROGRAM) * mine)
+    def run() -> None:
+        if few:
+            plgpu.set_max_registers(_REGISTERS, action="increase")
+        # Results may have been written from registers, and the repair writes by copies.
+        order_copies()
+        repair()
+
+    @pl.when(warpgroup == 0)
+    def _() -> None:
+        plgpu.barrier_wait(shared.ended.at[0])
+        found = [marked(shared.marks.at[i]) for i in range(blocks.consumers)]
+        pl.when(functools.reduce(operator.or_, found))(run)

@@ -1,6 +1,6 @@
-"""The tiles of the repair kernels: 64 rows of out, dquery, or dkey and dvalue, without what may not be seen.
+"""The tiles of a repair: 64 rows of out, dquery, or dkey and dvalue, without what may not be seen.
 
-They are computed in the fast kernels' order of sums: to the bit the same where nothing leaked.
+They are computed in the kernels' own order of sums: to the bit the same where nothing leaked.
 """
 
 import math
@@ -16,7 +16,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, Blocks
-from attest.kernels.pallas.mosaic_gpu.bodies.forward import finish, scaled
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
     first_channels,
     load_and_wait,
@@ -25,11 +24,12 @@ from attest.kernels.pallas.mosaic_gpu.launch.transfers import (
 )
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, vector
 from attest.kernels.pallas.mosaic_gpu.schedule.integers import unknown
-from attest.kernels.pallas.mosaic_gpu.schedule.spans import locate, part_span
+from attest.kernels.pallas.mosaic_gpu.schedule.spans import part_span
 from attest.kernels.pallas.mosaic_gpu.schedule.tiles import batch_and_part
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile import pairs
 from attest.kernels.pallas.mosaic_gpu.tile.dropout import dropped, kept_pairs, load_words, of_kept_pairs
+from attest.kernels.pallas.mosaic_gpu.tile.normalize import finish, scaled
 from attest.kernels.pallas.mosaic_gpu.tile.softmax import Softmax, nothing_known, online_softmax, rescaled
 from attest.kernels.pallas.mosaic_gpu.tile.tile import (
     BY_COLUMN,
@@ -48,6 +48,8 @@ plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 CHANNELS = 128  # the most of whose sums the registers hold
 _CHANNELS_OF_SUMS = 64  # the same where a sum is of sums
+
+type Place = tuple[Any, Any, Any]  # of a tile: its batch row, or entry of partial results, head and block
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,14 @@ class Shared:
     bias: Annotated[Any, pairs.room("bias")] = None
 
 
-def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any) -> None:
+def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, place: Place) -> None:
     """Compute 64 rows of out.
 
     Values that are not finite are left out; then the rows that give one of them weight are NaN there. Which
     do is found with values that are 1 in their places and 0 elsewhere.
     """
     shape = spec.shape
-    entry, head, block = locate(tile_index, shape.q_blocks, shape.heads)
+    entry, head, block = place
     batch, part = batch_and_part(spec, entry)
     begin, _, _, end = part_span(spec, part, (0, 0, 0, shape.k_blocks))
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
@@ -115,21 +117,21 @@ def out(blocks: Blocks, spec: KernelSpec, arrays: Mapping[str, Any], shared: Sha
 
         _sum(spec, shape.value_dim, partial(total, i == 0), store)
 
-    _repeat(2, one)
+    each(2, one)
     _change(result, lambda x, nonfinite: jnp.where(nonfinite > 0.0, jnp.nan, x), shared.own_value.at[0])
     target = (entry, head, tile.queries) if spec.results.partial else (entry, tile.queries, head)
     _write(shared, shape.value_dim, arrays["out"], target)
 
 
 def d_query(
-    keys: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
+    keys: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, place: Place
 ) -> None:
     """Compute 64 rows of d_query: non-finite keys are left out; the lse is NaN for those that are seen.
 
     keys: how many of them the fast kernel sums before it adds the sum to those of the keys before. None: all.
     """
     shape = spec.shape
-    batch, head, block = locate(tile_index, shape.q_blocks, shape.heads)
+    batch, head, block = place
     tile = Tile(spec, arrays, batch, head, block * ROWS, key=None, strict=True)
     tile = replace(tile, bounds=load_bounds(tile), words=load_words(arrays))
     own, of_row = (batch, tile.queries, head), (batch, head, tile.queries)
@@ -170,7 +172,7 @@ def d_query(
 
 
 def d_key(
-    step: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, tile_index: Any
+    step: int | None, spec: KernelSpec, arrays: Mapping[str, Any], shared: Shared, place: Place
 ) -> None:
     """Compute 64 rows of d_key, d_value or both: query rows that see nothing, or are NaN, are left out.
 
@@ -178,7 +180,7 @@ def d_key(
     queries in a block. None: of one that sums over a head's queries before it takes the next head's.
     """
     shape = spec.shape
-    batch, key_head, block = locate(tile_index, shape.k_blocks, shape.key_heads)
+    batch, key_head, block = place
     tile = Tile(spec, arrays, batch, key_head, row=None, key=block * ROWS, transposed=True, strict=True)
     tile = replace(tile, words=load_words(arrays))
     own = (batch, tile.keys, key_head)
@@ -305,11 +307,11 @@ def _sum(
     if dim == width:
         part(pl.ds(0, dim))
     else:
-        _repeat(dim // width, lambda i: part(pl.ds(pl.multiple_of(i * width, width), width)))
+        each(dim // width, lambda i: part(pl.ds(pl.multiple_of(i * width, width), width)))
     plgpu.commit_smem()
 
 
-def _repeat(times: int, body: Callable[[Any], None]) -> None:
+def each(times: int, body: Callable[[Any], None]) -> None:
     """Call body(i) so many times, by the same instructions: copies of them would have to be compiled."""
     (stop,) = unknown(jnp.int32(times))
     lax.fori_loop(0, stop, lambda i, _: body(i), None)

@@ -29,7 +29,7 @@ from attest.kernels.visibility.intervals import Rows
 def in_pieces(spec: KernelSpec, call: Call) -> KernelSpec:
     """Return the spec of a launch whose tiles are cut into pieces, if arrays need no padding then.
 
-    Only where nothing may be hidden, as repair kernels read whole tiles; and not with ALiBi under a soft cap,
+    Only where nothing may be hidden, as repairs read whole tiles; and not with ALiBi under a soft cap,
     which would spill.
     """
     shape, channels = spec.shape, call.query.shape[3]

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
+from jaxlib.mlir.dialects import llvm
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
@@ -190,6 +191,15 @@ def start_store(room: Tiles | Pieces, index: Any, channels: int, array: Any, at:
             plgpu.copy_smem_to_gmem(tiles.at[index, pl.ds(i, GROUP), pl.ds(0, channels)], array.at[few])
         return
     _each_copy(lambda memory, shared: plgpu.copy_smem_to_gmem(shared, memory), array, at, room, index)
+
+
+def order_copies() -> None:
+    """Let copies that start from here on come after what was written to memory from registers."""
+
+    def fence(_: Any) -> None:
+        llvm.inline_asm(None, [], "fence.proxy.async;", "", has_side_effects=True)
+
+    plgpu.inline_mgpu()(fence)()
 
 
 def write_pieces(array: Any, at: tuple[Any, ...], pieces: tuple[jax.Array, ...]) -> None:

@@ -11,13 +11,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, Blocks
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import Pieces, Tiles, start_load
+from attest.kernels.pallas.mosaic_gpu.launch.overlay import allocated, filled, shared_bytes
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import start_load
 
 plgpu: Any = mosaic_gpu  # a checker takes its transforms for abstract
 
 WARPGROUP, PROGRAM = "warpgroup", "program"  # the axes of a launch
 SHARED_BYTES = 227 * 1024  # of a block; CUDA C++ Programming Guide, compute capability 9.0
-_ALIGNMENT = 1024  # Pallas begins each array of shared memory at a multiple of so many bytes
 
 type Refs = dict[str, Any]
 type Outputs = Mapping[str, jax.ShapeDtypeStruct]
@@ -36,7 +36,7 @@ def launch[S](
     """Launch a kernel; return its outputs by name. body(arrays, outputs, shared(**scratch)) has their names.
 
     arrays: those that are a `jax.Ref` are changed in place. scratch: what `matrix`, `vector` and `barriers`
-    describe.
+    describe, and at most one `Later`.
 
     Raises: ValueError if the scratch does not fit into the shared memory of a block.
     """
@@ -53,13 +53,13 @@ def launch[S](
         body(
             dict(zip(arrays, inputs, strict=True)),
             dict(zip(outputs, results, strict=True)),
-            shared(**{name: _room(scratch[name], x) for name, x in rooms.items()}),
+            shared(**filled(scratch, rooms)),
         )
 
     run: Any = plgpu.kernel(
         unpacked,
         out_type=tuple(outputs.values()),
-        scratch_types=dict(scratch),
+        scratch_types=dict(allocated(scratch)),
         grid=(programs,),
         grid_names=(PROGRAM,),
         num_threads=warpgroups,
@@ -68,18 +68,13 @@ def launch[S](
         # Lane by lane, all layouts are given here. To infer them took Mosaic most of the time of lowering.
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
+            # Reductions go along rows, which no two warps share.
+            reduction_scratch_bytes=0,
             unsafe_no_auto_barriers=True,
             lowering_semantics=plgpu.LoweringSemantics.Lane,
         ),
     )
     return dict(zip(outputs, run(*arrays.values()), strict=True))
-
-
-def _room(described: Any, refs: Any) -> Any:
-    """Return what a kernel sees of an allocation, by its references: `Pieces`, `Tiles` or a reference."""
-    if isinstance(described, tuple):
-        return Pieces(tuple(Tiles(*x) for x in refs))
-    return Tiles(*refs) if isinstance(described, plgpu.RefUnion) else refs
 
 
 def vector(size: int, count: int) -> Any:
@@ -90,13 +85,6 @@ def vector(size: int, count: int) -> Any:
 def barriers(count: int, arrivals: int = 1) -> Any:
     """Return as many barriers, each complete when so many warpgroups and copies have arrived."""
     return plgpu.Barrier(num_arrivals=arrivals, num_barriers=count)
-
-
-def shared_bytes(scratch: Mapping[str, Any]) -> int:
-    """Return the shared memory that a launch with such scratch takes, but for its barriers."""
-    rooms: list[Any] = [room for x in scratch.values() for room in (x if isinstance(x, tuple) else (x,))]
-    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in rooms if not isinstance(x, plgpu.Barrier)]
-    return sum(-(-x.size * x.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for x in arrays)
 
 
 def warp_specialize(
