@@ -24,10 +24,14 @@ from attest.reference.visibility import Ints
 
 @dataclass(frozen=True)
 class _Rounded:
-    """The cast of what is summed into some keys, [keys, R], and the factors [R, D] of the sum."""
+    """The cast of what is summed into some keys, [keys, R], and the factors [R, D] of the sum.
+
+    shared [R]: the variance of a relative error that all terms of a row have, that of its lse.
+    """
 
     cast: Cast
     factors: Floats
+    shared: Floats
 
 
 def _of(cast: Cast, columns: Ints) -> Cast:
@@ -91,10 +95,12 @@ class ByKeys:
             spreads[name] = replace(spread, common=common, shares=shares)
         return spreads
 
-    def _round(self, output: str, block: RowBlock, cast: Cast, factors: Floats) -> None:
+    def _round(self, output: str, block: RowBlock, cast: Cast, factors: Floats, shared: Floats) -> None:
         """Keep the cast of a block of rows; those of all rows of a key are summed together."""
         of_keys = replace(cast, sizes=cast.sizes.T, deviations=cast.deviations.T)
-        self._casts[output].setdefault((block.batch, block.kv_head), []).append(_Rounded(of_keys, factors))
+        self._casts[output].setdefault((block.batch, block.kv_head), []).append(
+            _Rounded(of_keys, factors, shared)
+        )
 
     def _add_casts(self, output: str, total: "Sum") -> tuple[Shares, ...]:
         """Add the errors of casts; returns how rows share them."""
@@ -113,14 +119,23 @@ class ByKeys:
         return tuple(shares)
 
     def _common(self, output: str, total: "Sum", variance: Floats) -> float:
-        """Return the deviation of the sum of err * sign / std, where equal values round alike in all rows."""
+        """Return the deviation of the sum of err * sign / std, where equal values round alike in all rows.
+
+        The error of a row's lse moves all keys by what the row adds to them.
+        """
         signs = np.sign(total.total) / np.sqrt(np.where(variance > 0, variance, np.inf))
         casts: list[Cast] = []
         weights: list[Floats] = []
+        of_rows = 0.0
         for (batch, kv_head), parts in self._casts[output].items():
-            casts += [part.cast for part in parts]
-            weights += [signs[batch, :, kv_head] @ part.factors.T for part in parts]
-        return math.sqrt(common_variance(casts, weights) + float((total.shift * signs).sum()) ** 2)
+            for part in parts:
+                weight = signs[batch, :, kv_head] @ part.factors.T
+                terms = part.cast.sizes * np.sign(part.cast.deviations)
+                of_rows += float((finite(part.shared) * (terms * weight).sum(axis=0) ** 2).sum())
+                casts.append(part.cast)
+                weights.append(weight)
+        known = float((total.shift * signs).sum())
+        return math.sqrt(common_variance(casts, weights) + of_rows + known**2)
 
     def _divide(self, output: str, error: ForwardError, pairs: Floats, rows: Floats) -> None:
         """Note the parts of the variance that pairs [R, C], and that whole rows [R], make."""
@@ -147,7 +162,7 @@ class ByKeys:
         live = (gradient.own.bound[:, columns] > 0).sum(axis=0)[:, None]
         spread = at_least_bound(Spread(bound, variance), error.unresolved[:, None])
         self._key.add(at, scale * query, d_logits, spread, live, numerics)
-        self._round("dkey", block, _of(gradient.rounded, columns), scale * query)
+        self._round("dkey", block, _of(gradient.rounded, columns), scale * query, gradient.common)
         self._key.shift[at] += (leak * gradient.shift[:, None]).T @ (scale * query)
 
     def _add_value(
@@ -172,7 +187,7 @@ class ByKeys:
         live = (block.weighed[:, columns] & (d_out != 0).any(axis=1)[:, None]).sum(axis=0)[:, None]
         spread = at_least_bound(Spread(bound, variance), error.unresolved[:, None])
         self._value.add(at, d_out, p * keep, spread, live, numerics)
-        self._round("dvalue", block, rounded, d_out)
+        self._round("dvalue", block, rounded, d_out, gradient.common * keep.max(initial=0.0) ** 2)
 
     def _add_bias(
         self,

@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
 from attest.kernels.configs.fields import check_fields, read_fields
 from attest.kernels.configs.tables import read_table, select_all
@@ -87,7 +88,8 @@ class BackwardBlocks:
     fused: whether backward_key sums dquery, too, and backward_query is not launched; only for calls whose
     pairs causal order alone may hide. copies: how many copies of each key head backward_key computes
     with, each for an equal part of the group's query heads; only their greatest common divisor with the group
-    is used. None lets the kernel choose.
+    is used. None lets the kernel choose. joint: whether the launch of backward_key has the programs of
+    backward_query, too, with as many consumers and registers. None lets the kernel choose.
     """
 
     step: int
@@ -100,6 +102,7 @@ class BackwardBlocks:
     fused: bool = False
     value_stages: int | None = None
     copies: int | None = None
+    joint: bool | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -108,6 +111,11 @@ class BackwardBlocks:
             got = f"step {self.step}, separate {self.separate} with {self.consumers} consumers"
             expected = f"step {ROWS} or {self.own} and not separate"
             refuse("BackwardBlocks.fused", got, expected, "A consumer sums 64 rows of dquery in a step.")
+        if self.joint and (self.separate or self.split or self.fused):
+            got = f"separate {self.separate}, split {self.split}, fused {self.fused}"
+            refuse(
+                "BackwardBlocks.joint", got, "none of these", "Use False, or None to let the kernel choose."
+            )
         if self.split and (self.separate or self.fused or self.ping_pong or self.consumers > 1):
             got = f"separate {self.separate}, fused {self.fused}, ping_pong {self.ping_pong}"
             got, expected = f"{got} with {self.consumers} consumers", "none of these, and one consumer"
@@ -192,14 +200,7 @@ def choose(
     """
     rows = select_all(_TABLE, "forward", head_dim, work, value_dim=value_dim)
     rows = _fitting(rows, _forward_blocks, fits)
-
-    def time(row: Mapping[str, Any]) -> float:
-        own = ROWS * row["consumers"]
-        tiles = -(-(queries or 1) // own) * heads
-        rounds = max(tiles / PROGRAMS, 1) if "bounds" in work else -(-tiles // PROGRAMS)
-        return rounds * own / row["speed"]
-
-    return _forward_blocks(_fastest(rows, time) if queries else rows[0])
+    return _forward_blocks(_fastest(rows, work, queries, heads) if queries else rows[0])
 
 
 def choose_parts(tiles: int, k_blocks: int, programs: int) -> int:
@@ -223,20 +224,24 @@ def choose_backward(
     work: Collection[str],
     fits: Callable[[BackwardBlocks], bool] | None = None,
     queries: int = 0,
+    heads: int = PROGRAMS,
 ) -> BackwardBlocks:
-    """Return the table's choice for a backward kernel, by name. fits: as in `choose`. queries: of a head.
+    """Return the table's choice for a backward kernel, by name. queries: of a head. The rest as in `choose`.
 
-    Rows of backward_query that have a speed are rivals, as in `choose`.
+    Rows of backward_query that have a speed are rivals, too.
     """
     rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
     rows = tuple(row for row in rows if queries >= row.get("least_queries", 0))
     rows = _fitting(rows, _backward_blocks, fits)
+    return _backward_blocks(_fastest(rows, work, queries, heads) if queries else rows[0])
 
-    def time(row: Mapping[str, Any]) -> float:
-        own = ROWS * row["consumers"]
-        return -(-queries // own) * own / row["speed"]
 
-    return _backward_blocks(_fastest(rows, time) if queries else rows[0])
+def rounds(tiles: int, work: Collection[str]) -> float:
+    """Return for how many tiles of average length a launch of so many lasts.
+
+    Where bounds make tiles differ in length, long ones come first, and the others fill the gaps.
+    """
+    return max(tiles / PROGRAMS, 1) if "bounds" in work else -(-tiles // PROGRAMS)
 
 
 def head_dims() -> tuple[tuple[int, int], ...]:
@@ -251,11 +256,21 @@ def pad_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
     return next(dims for dims in head_dims() if dims[0] >= head_dim and dims[1] >= value_dim)
 
 
+def tile_dims(call: Call) -> tuple[int, int]:
+    """Return the head dims of a call's tiles: of query and key, and of value."""
+    return pad_dims(call.query.shape[3], call.value.shape[3])
+
+
 def _fastest(
-    rows: tuple[dict[str, Any], ...], time: Callable[[Mapping[str, Any]], float]
+    rows: tuple[dict[str, Any], ...], work: Collection[str], queries: int, heads: int
 ) -> Mapping[str, Any]:
     """Return the first row, or the fastest of the rows with a speed if the table begins with them."""
     rivals = tuple(takewhile(lambda row: "speed" in row, rows))
+
+    def time(row: Mapping[str, Any]) -> float:
+        own = ROWS * row["consumers"]
+        return rounds(-(-queries // own) * heads, work) * own / row["speed"]
+
     return min(rivals, key=time) if rivals else rows[0]
 
 

@@ -20,8 +20,10 @@ from attest.kernels.pallas.mosaic_gpu.blocks import (
     choose,
     choose_backward,
     columns,
-    pad_dims,
+    tile_dims,
 )
+from attest.kernels.pallas.mosaic_gpu.joint import choose_query_blocks
+from attest.kernels.pallas.mosaic_gpu.key_heads import choose_copies
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import suits
 from attest.kernels.pallas.mosaic_gpu.spec import work_of
 
@@ -36,7 +38,7 @@ _BACKWARD = ((64, 2), (128, 2), (64, 3), (64, 1), (128, 1))
 
 def chosen(call: Call, apart: bool = False) -> Config:
     """Return what the table has; apart: with no fused backward kernel."""
-    dims, work = _dims(call), work_of(call)
+    dims, work = tile_dims(call), work_of(call)
     few = has_few_queries(call)
     queries = None if few else call.query.shape[1]
     fits = partial(suits, "forward", call, False)
@@ -48,7 +50,7 @@ def chosen(call: Call, apart: bool = False) -> Config:
         return choose_backward(kernel, *dims, work, fits, call.query.shape[1])
 
     key = backward("backward_key")
-    query = None if key.fused else backward("backward_query")
+    query = None if key.fused else choose_query_blocks(call, key, choose_copies(call, key))
     return Config(
         forward, BackwardSizes(query, key, None if call.bias is None else backward("backward_bias"))
     )
@@ -91,7 +93,7 @@ def rows(call: Call, config: Config) -> tuple[Row, ...]:
     The fused kernel is worth it from a number of queries on: its row is for calls of at least as many.
     """
     backward = vars(config.backward or BackwardSizes())
-    dims = _dims(call)
+    dims = tile_dims(call)
     selecting = {"over": dims[0] - 1, "head_dim": dims[0], "value_over": dims[1] - 1, "value_dim": dims[1]}
 
     def row(kernel: str, blocks: Blocks | BackwardBlocks) -> Row:
@@ -201,10 +203,6 @@ def _given(config: Config) -> tuple[Blocks, BackwardSizes]:
     assert config.forward is not None
     assert config.backward is not None
     return config.forward, config.backward
-
-
-def _dims(call: Call) -> tuple[int, int]:
-    return pad_dims(call.query.shape[3], call.value.shape[3])
 
 
 TUNABLE = Tunable(chosen, candidates, translated, _UNDERSTOOD, capped, rows)

@@ -1,20 +1,13 @@
-"""Flash attention on Hopper GPUs: the launches of a checked call, and what is not supported.
+"""Flash attention on Hopper GPUs: the forward launch of a checked call, and what is not supported."""
 
-Everything that depends on arrays but not on pairs is computed here in JAX: the interval of keys of every row,
-the blocks that every block visits, Delta and the lse in bits.
-"""
-
-import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attest.kernels.call.call import Call
 from attest.kernels.contract import (
-    Backward,
     Forward,
     Passes,
     Settings,
@@ -22,52 +15,37 @@ from attest.kernels.contract import (
     check_precision,
 )
 from attest.kernels.few_queries import finish, has_few_queries, pack_heads
-from attest.kernels.numerics.exponents import LOG2E, in_units
 from attest.kernels.numerics.partial import Partial
-from attest.kernels.numerics.row_terms import RowTerms
+from attest.kernels.pallas.mosaic_gpu.backward_pass import backward
 from attest.kernels.pallas.mosaic_gpu.blocks import (
-    BackwardBlocks,
     BackwardSizes,
     Blocks,
     choose,
-    choose_backward,
     choose_parts,
-    pad_dims,
+    tile_dims,
 )
 from attest.kernels.pallas.mosaic_gpu.bodies import (
-    backward_bias,
-    backward_fused,
-    backward_key,
-    backward_query,
-    backward_split,
     forward,
-    repair_launch,
-    repair_tile,
 )
-from attest.kernels.pallas.mosaic_gpu.key_heads import choose_copies, sum_copies, with_copies
 from attest.kernels.pallas.mosaic_gpu.launch.operands import (
     dropout,
     in_pieces,
-    pair_lengths,
     pairs,
-    per_query,
     sinks,
     tensor,
     visibility,
 )
-from attest.kernels.pallas.mosaic_gpu.launch.results import of_key, of_keys, of_queries, of_row, with_leak
-from attest.kernels.pallas.mosaic_gpu.launch.scratch import require_fusible, scratch, suits
+from attest.kernels.pallas.mosaic_gpu.launch.results import of_queries, of_row, with_leak
+from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch, suits
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import from_operand
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import launch
 from attest.kernels.pallas.mosaic_gpu.schedule.order import schedule
 from attest.kernels.pallas.mosaic_gpu.schedule.tiles import tiles
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, describe, work_of
 from attest.kernels.pallas.mosaic_gpu.target import require_hopper
-from attest.kernels.visibility.blocks import key_blocks, query_blocks
+from attest.kernels.visibility.blocks import key_blocks
 from attest.kernels.visibility.intervals import Rows, array_module, describe_rows
 
-# Above, backward_key is split, and reads whole tiles.
-_WIDEST_IN_PIECES = 128
 # Whether the tanh of a cap is approximate. Products take 16 bits and sum in float32, whatever is asked for.
 _PRECISIONS = {
     **dict.fromkeys((None, "highest", "float32"), False),
@@ -82,14 +60,16 @@ def _forward(settings: Settings, call: Call) -> Forward:
     blocks = settings.forward or _chosen(call, few)
     if few:
         return _of_few(settings, call, *pack_heads(call, rows), blocks)
-    return _sums(describe(settings, call, rows, _dims(call), blocks.own, blocks.k), call, rows, blocks)
+    return _sums(describe(settings, call, rows, tile_dims(call), blocks.own, blocks.k), call, rows, blocks)
 
 
 def _chosen(call: Call, few: bool) -> Blocks:
     """Return the table's choice; tiles of few queries have rows of several heads."""
     queries = None if few else call.query.shape[1]
     fits = partial(suits, "forward", call, False)
-    return choose(*_dims(call), work_of(call, few), queries, fits, call.query.shape[0] * call.query.shape[2])
+    return choose(
+        *tile_dims(call), work_of(call, few), queries, fits, call.query.shape[0] * call.query.shape[2]
+    )
 
 
 def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Blocks) -> Forward:
@@ -101,7 +81,7 @@ def _of_few(settings: Settings, call: Call, packed: Call, rows: Rows, blocks: Bl
     batch, _, heads, _ = packed.query.shape
     group = call.query.shape[2] // heads
     parts = choose_parts(batch * heads, -(-call.key.shape[1] // blocks.k), blocks.programs or batch * heads)
-    spec = describe(settings, packed, rows, _dims(packed), blocks.own, blocks.k)
+    spec = describe(settings, packed, rows, tile_dims(packed), blocks.own, blocks.k)
     spec = replace(spec, shape=replace(spec.shape, packed_heads=group))
     query = None
     if call.query.shape[1] == 1 and not spec.hides:
@@ -172,209 +152,9 @@ def _schedule(spec: KernelSpec, blocks: Blocks) -> dict[str, jax.Array]:
     return {"schedule": jnp.asarray(schedule(spec, blocks.programs))}
 
 
-def _backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Backward:
-    rows = describe_rows(call, xp=array_module(call))
-    terms = _normalized(terms)
-    blocks = _blocks(settings, "backward_key", call)
-    copies = choose_copies(call, blocks)
-    copied = with_copies(call, copies)
-    for_keys = replace(settings, unrounded=True) if copies > 1 else settings
-    if blocks.fused:
-        sums = _fused_cotangents(for_keys, copied, rows, terms, blocks)
-    else:
-        d_query = _query_cotangent(settings, call, rows, terms)
-        sums = {"d_query": d_query, **_key_cotangents(for_keys, copied, rows, terms, blocks)}
-    of = {"d_query": call.query, "d_key": call.key, "d_value": call.value}
-    cut = {name: from_operand(x)[:, : of[name].shape[1], :, : of[name].shape[3]] for name, x in sums.items()}
-    dtype = settings.result_dtype(call.query.dtype)
-    d_key, d_value = (sum_copies(cut[name], copies, dtype) for name in ("d_key", "d_value"))
-    d_bias = None if call.bias is None else _bias_cotangent(settings, call, rows, terms)
-    return Backward(cut["d_query"].astype(dtype), d_key, d_value, d_bias)
-
-
-def _normalized(terms: RowTerms) -> RowTerms:
-    """Return terms without a weight: P * weight = exp(S - (lse - log(weight))) takes it in."""
-    weight = terms.weight
-    if weight is None:
-        return terms
-    sound = weight > 0
-    lse = jnp.where(sound, terms.lse - jnp.log(weight), terms.lse)
-    return replace(terms, lse=lse, delta=jnp.where(sound, terms.delta / weight, terms.delta), weight=None)
-
-
-def _query_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
-    blocks = _blocks(settings, "backward_query", call)
-    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=False)
-    d_query = of_queries(spec, call.query.shape, spec.shape.head_dim)
-    filled = launch(
-        partial(backward_query.backward_query, spec, blocks),
-        backward_query.Shared,
-        "flash_backward_query",
-        arrays,
-        {"d_query": d_query},
-        scratch(backward_query.Shared, spec, blocks),
-        spec.shape.batch * spec.shape.heads * spec.shape.q_blocks,
-        blocks.warpgroups,
-    )
-    return filled["d_query"]
-
-
-def _key_cotangents(
-    settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks
-) -> dict[str, jax.Array]:
-    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    results = of_keys(spec, call)
-    body, shared, kernel = backward_key.backward_key, backward_key.Shared, "flash_backward_key"
-    if blocks.split:
-        body, shared, kernel = backward_split.backward_split, backward_split.Shared, "flash_backward_split"
-    sums: dict[str, jax.Array] = {}
-    for names in (("d_key",), ("d_value",)) if blocks.separate else (("d_key", "d_value"),):
-        sums |= launch(
-            partial(body, spec, blocks),
-            shared,
-            kernel,
-            arrays,
-            {name: results[name] for name in names},
-            scratch(shared, spec, blocks),
-            spec.shape.batch * spec.shape.key_heads * spec.shape.k_blocks,
-            blocks.warpgroups,
-        )
-    return sums
-
-
-def _fused_cotangents(
-    settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks
-) -> dict[str, jax.Array]:
-    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    require_fusible(spec, blocks)
-    outputs = {
-        "d_query": jax.ShapeDtypeStruct((*of_row(spec).shape, spec.shape.head_dim), jnp.float32),
-        **({"key_leak": of_key(spec)} if spec.hides else {}),
-        **of_keys(spec, call),
-    }
-    filled = launch(
-        partial(backward_fused.backward_fused, spec, blocks),
-        backward_fused.Shared,
-        "flash_backward_fused",
-        arrays,
-        with_leak(spec, outputs, of_key(spec)),
-        scratch(backward_fused.Shared, spec, blocks),
-        spec.shape.batch * spec.shape.key_heads * spec.shape.k_blocks,
-        blocks.warpgroups,
-    )
-    d_query = (filled.pop("d_query") * spec.logits.scale).astype(spec.result_dtype).swapaxes(1, 2)
-    blind = spec.shape.q_length - spec.shape.k_length if spec.visibility.causal else 0
-    if blind > 0:
-        # No program visits a block of which no row sees a key.
-        d_query = d_query.at[:, :blind].set(0)
-    of_query = {"d_query": d_query}
-    if spec.hides:
-        # dS of a hidden pair is 0. So only a key that is not finite reaches dquery from behind one.
-        leak = jnp.repeat(filled.pop("key_leak").sum(axis=2, keepdims=True), spec.shape.group, axis=1)
-        of_query["leak"] = jnp.broadcast_to(leak, of_row(spec).shape)
-    for_queries, for_keys = partial(repair_tile.d_query, blocks.own), partial(repair_tile.d_key, blocks.step)
-    of_query = _repaired(spec, for_queries, "flash_repair_query", arrays, of_query)
-    return {**of_query, **_repaired(spec, for_keys, "flash_repair_key", arrays, filled)}
-
-
-def _bias_cotangent(settings: Settings, call: Call, rows: Rows, terms: RowTerms) -> jax.Array:
-    """Launch the kernel of the bias alone, so that XLA drops it where the gradient of the bias is unused."""
-    assert call.bias is not None
-    blocks = _blocks(settings, "backward_bias", call)
-    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
-    q_length, k_length = spec.shape.q_blocks * blocks.step, spec.shape.k_blocks * blocks.own
-    by_query = call.bias.shape[2] > 1
-    # Of a bias that keys share there is a sum for each key, and then one of those.
-    shared, dtype = call.bias.shape[3] < call.key.shape[1], settings.result_dtype(call.bias.dtype)
-    tiled = "bias" in spec.tiled_pairs
-    if tiled:
-        stored = spec.d_bias_dtype
-        lengths = pair_lengths(call.query.shape[1], call.key.shape[1], stored.itemsize)
-    else:
-        stored = jnp.float32 if shared else dtype
-        lengths = (k_length, q_length) if by_query else (k_length,)
-    filled = launch(
-        partial(backward_bias.backward_bias, spec, blocks),
-        backward_bias.Shared,
-        "flash_backward_bias",
-        arrays,
-        {"d_bias": jax.ShapeDtypeStruct((*call.bias.shape[:2], *lengths), stored)},
-        scratch(backward_bias.Shared, spec, blocks),
-        backward_bias.programs(spec),
-        blocks.warpgroups,
-    )
-    d_bias = filled["d_bias"]
-    if not tiled:
-        d_bias = d_bias.swapaxes(2, 3) if by_query else d_bias[:, :, None]
-    d_bias = d_bias[:, :, : call.bias.shape[2], : call.key.shape[1]]
-    return d_bias.sum(axis=3, keepdims=True).astype(dtype) if shared else d_bias
-
-
-def _backward_spec(
-    settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks, by_key: bool
-) -> tuple[KernelSpec, dict[str, jax.Array]]:
-    """Return the spec of a backward kernel, and what it reads; by_key: whether its programs own keys."""
-    q_block, k_block = (blocks.step, blocks.own) if by_key else (blocks.own, blocks.step)
-    spec = describe(settings, call, rows, _dims(call), q_block, k_block)
-    # Where one kernel reads whole tiles, arrays are padded for both.
-    if not (blocks.fused or blocks.split or spec.shape.head_dim > _WIDEST_IN_PIECES):
-        spec = in_pieces(spec, call)
-    visited = query_blocks if by_key else key_blocks
-    ranges = visited(call, rows, q_block, k_block) if spec.visibility.uses_ranges else None
-    return spec, {
-        "query": tensor(terms.query, *spec.shape.head_pieces),
-        "key": tensor(call.key, *spec.shape.head_pieces),
-        "value": tensor(call.value, *spec.shape.value_pieces),
-        "d_out": tensor(terms.d_out, *spec.shape.value_pieces),
-        **_row_numbers(spec, terms),
-        **visibility(spec, call, rows, ranges),
-        **pairs(spec, call),
-        **dropout(call),
-    }
-
-
-def _repaired(
-    spec: KernelSpec,
-    body: repair_launch.Body,
-    name: str,
-    arrays: dict[str, jax.Array],
-    filled: dict[str, jax.Array],
-) -> dict[str, jax.Array]:
-    """Remove from a kernel's results what may have leaked into them from something hidden (S4)."""
-    leak = filled.pop("leak", None)
-    return filled if leak is None else repair_launch.repair(body, name, spec, arrays, filled, leak)
-
-
-def _row_numbers(spec: KernelSpec, terms: RowTerms) -> dict[str, jax.Array]:
-    """Return the start of each row's accumulators, or its lse where that is subtracted later.
-
-    Under dropout the logarithm of `kept_scale` is subtracted from the lse, so that P is that of a kept pair.
-    """
-    logits = spec.logits
-    unit = -1.0 / logits.scale if logits.folds_lse else LOG2E / logits.reference_unit
-    lse = terms.lse - math.log(spec.kept_scale) if spec.dropout else terms.lse
-    return {
-        "lse": per_query(spec, in_units(lse, unit), -jnp.inf if logits.folds_lse else jnp.inf),
-        "delta": per_query(spec, terms.delta * (-1.0 / spec.kept_scale), 0.0),
-    }
-
-
-def _blocks(settings: Settings, kernel: str, call: Call) -> BackwardBlocks:
-    asked = settings.backward or BackwardSizes()
-    fits = partial(suits, kernel, call, asked.backward_query is not None)
-    return getattr(asked, kernel) or choose_backward(
-        kernel, *_dims(call), work_of(call), fits, call.query.shape[1]
-    )
-
-
-def _dims(call: Call) -> tuple[int, int]:
-    """Return the head dims of tiles, of query and key, and of value."""
-    return pad_dims(call.query.shape[3], call.value.shape[3])
-
-
 PASSES = Passes(
     forward=_forward,
-    backward=_backward,
+    backward=backward,
     check_forward=partial(
         check_blocks,
         "fwd_params",

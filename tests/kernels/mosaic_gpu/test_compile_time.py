@@ -17,6 +17,9 @@ from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, flas
 from tests.kernels.jaxprs import equations
 
 SHAPE = (1, 256, 2)  # batch, length, heads
+APART = BackwardSizes(
+    backward_key=BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24), joint=False)
+)
 FUSED = BackwardSizes(
     backward_key=BackwardBlocks(step=128, stages=2, consumers=2, registers=(232, 24), fused=True)
 )
@@ -49,7 +52,8 @@ def test_kernels_have_one_copy_of_each_product_in_a_loop_and_in_a_repair(head_di
     """
     expected = {"flash_forward": 2 + 2 * 2, "flash_backward_query": 2 * 3, "flash_backward_key": 2 * 4}
     repairs = {"flash_forward": 2, "flash_backward_query": 3, "flash_backward_key": 5}
-    assert products(head_dim, {"causal": True}) == {it: expected[it] + repairs[it] for it in expected}
+    found = products(head_dim, {"causal": True, "bwd_params": APART})
+    assert found == {it: expected[it] + repairs[it] for it in expected}
 
 
 def test_launches_that_repair_have_one_copy_of_each_product() -> None:

@@ -95,7 +95,7 @@ def test_two_kernels_run_where_programs_would_wait_for_their_turns() -> None:
 def test_the_tables_choice_lowers() -> None:
     program = lowered_on_mesh(tensors(1, 8192, 8192, 1, 1), {"causal": True})
     assert "flash_backward_fused" in program
-    assert "flash_backward_query" not in program
+    assert "flash_backward_joint" not in program
 
 
 @pytest.mark.parametrize("options", HIDING, ids=lambda options: next(iter(options)))
@@ -113,8 +113,8 @@ def traced(arrays: Any, sizes: BackwardSizes) -> str:
 def test_a_choice_of_the_caller_is_respected() -> None:
     arrays = tensors(1, 4096, 4096, 1, 1)
     for sizes in (BackwardSizes(backward_query=APART), BackwardSizes(backward_key=APART)):
-        assert "flash_backward_query" in traced(arrays, sizes)
-    assert "flash_backward_query" not in traced(tensors(*SHAPES[0]), BackwardSizes(backward_key=FUSED))
+        assert "flash_backward_fused" not in traced(arrays, sizes)
+    assert "flash_backward_fused" in traced(tensors(*SHAPES[0]), BackwardSizes(backward_key=FUSED))
 
 
 def test_a_tuner_tries_both_forms_and_neutral_sizes_mean_two_kernels() -> None:

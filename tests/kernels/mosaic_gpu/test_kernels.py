@@ -149,7 +149,7 @@ def lowered_on_mesh(arrays: Any, options: dict[str, Any]) -> str:
 @pytest.mark.parametrize("name", FEATURES)
 def test_every_feature_lowers_for_cuda(name: str) -> None:
     program = lowered_on_mesh(tensors(64), FEATURES[name])
-    for kernel in ("flash_forward", "flash_backward_query", "flash_backward_key"):
+    for kernel in ("flash_forward", "flash_backward_"):
         assert kernel in program
     assert ("flash_backward_bias" in program) == ("bias" in FEATURES[name])
 
@@ -169,12 +169,18 @@ def launches(program: str) -> list[str]:
     return [re.findall(r"flash_\w+?(?=_mosaic_gpu)", line)[0] for line in calls]
 
 
+JOINT = BackwardSizes(
+    backward_query=BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24)),
+    backward_key=BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24), joint=True),
+)
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_repair_is_no_launch_of_its_own(name: str) -> None:
     """It is in the kernel whose results it repairs."""
-    found = launches(lowered(tensors(64), FEATURES[name]))
+    found = launches(lowered(tensors(64), {**FEATURES[name], "bwd_params": JOINT}))
     of_bias = ["flash_backward_bias"] if "bias" in FEATURES[name] else []
-    assert sorted(found) == sorted(["flash_forward", "flash_backward_query", "flash_backward_key", *of_bias])
+    assert sorted(found) == sorted(["flash_forward", "flash_backward_joint", *of_bias])
 
 
 FUSED = BackwardSizes(

@@ -62,7 +62,7 @@ def test_tensors_of_every_length_are_given_to_the_kernel(
 def test_both_passes_copy_no_tensor(dims: tuple[int, int]) -> None:
     run = jax.jit(partial(both_passes, flash_attention_with_lse, {}))
     program = export.export(run, platforms=["cuda"])(tensors((197, 257), dims), {}).mlir_module()
-    assert ("flash_backward_split" if max(dims) > 128 else "flash_backward_key") in program
+    assert ("flash_backward_split" if max(dims) > 128 else "flash_backward_joint") in program
     assert not copied(program)
 
 

@@ -147,7 +147,7 @@ def test_lengths_are_padded_to_what_the_tma_unit_takes(itemsize: int, keys: int)
 def test_tiles_of_pairs_lower_for_cuda(name: str) -> None:
     floats, rest = split_options(PAIRS[name])
     run = jax.jit(partial(both_passes, flash_attention_with_lse, rest))
-    assert "flash_backward_key" in export.export(run, platforms=["cuda"])(tensors(64), floats).mlir_module()
+    assert "flash_backward_joint" in export.export(run, platforms=["cuda"])(tensors(64), floats).mlir_module()
 
 
 def test_only_masks_and_biases_of_every_pair_have_tiles() -> None:

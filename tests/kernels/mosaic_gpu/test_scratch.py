@@ -16,7 +16,7 @@ from attest.kernels.pallas.mosaic_gpu.bodies import (
     forward,
     repair_tile,
 )
-from attest.kernels.pallas.mosaic_gpu.launch.overlay import Later, shared_bytes
+from attest.kernels.pallas.mosaic_gpu.launch.overlay import Overlay, shared_bytes
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch, tile_bytes
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import matrix, tiled
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, launch, vector
@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
 
 def test_a_repair_lies_where_the_tiles_of_its_kernel_lay_but_for_the_marks() -> None:
     rooms = {"tile": rows(1, 64), "marks": vector(64, 2)}
-    few, many = (Later(dict, {"own": rows(count, 64)}, keeps=("marks",)) for count in (1, 4))
+    few, many = (Overlay(dict, {"own": rows(count, 64)}, keeps=("marks",)) for count in (1, 4))
     assert shared_bytes({**rooms, "later": few}) == shared_bytes(rooms)
     assert shared_bytes({**rooms, "later": many}) == shared_bytes(
         {"own": rows(4, 64), "marks": vector(64, 2)}

@@ -130,9 +130,10 @@ def backward_key(
     arrays: Mapping[str, Any],
     outputs: Mapping[str, Any],
     shared: Shared,
+    tile: Any = None,
 ) -> None:
-    """Run the body of the kernel. outputs: d_key, d_value or both."""
-    batch, key_head, block = locate_key_tile(spec, lax.axis_index(PROGRAM))
+    """Run the body of the kernel. outputs: d_key, d_value or both. tile: if not that of the program."""
+    batch, key_head, block = locate_key_tile(spec, lax.axis_index(PROGRAM) if tile is None else tile)
     span = query_span(spec, arrays, batch, block)
 
     def copy() -> None:
@@ -140,13 +141,14 @@ def backward_key(
 
     def consume(warpgroup: Any) -> None:
         key = block * blocks.own + warpgroup * ROWS
-        tile = Tile(
+        held = Tile(
             spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True
         )
-        _consume(_Consumer(blocks, shared, warpgroup, tile), outputs, span)
-        repair_keys(shared, warpgroup, blocks, tile, outputs, block)
+        _consume(_Consumer(blocks, shared, warpgroup, held), outputs, span)
+        repair.end(spec, shared, warpgroup, blocks)
 
-    warp_specialize(blocks, copy, consume)
+    after = repair_keys(spec, blocks, arrays, outputs, shared, (batch, key_head, block))
+    warp_specialize(blocks, copy, consume, after=after)
 
 
 def produce_steps(
@@ -270,17 +272,17 @@ def store_sums(
 
 
 def repair_keys(
-    shared: Any, warpgroup: Any, blocks: BackwardBlocks, tile: Tile, outputs: Mapping[str, Any], block: Any
-) -> None:
-    """End the work of a warpgroup, and compute anew the gradients that a hidden value has reached."""
-    spec = tile.spec
-    if not spec.hides:
-        return
-    arrays = {**tile.arrays, **outputs}
-    compute = partial(repair_tile.d_key, None, repair.of_tiles(spec, blocks), arrays, shared.of_repair)
-    repair.end_of_tile(
-        shared, warpgroup, blocks, (tile.batch, tile.head, block), spec.shape.k_length, compute
-    )
+    spec: KernelSpec,
+    blocks: BackwardBlocks,
+    arrays: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    shared: Any,
+    own: tuple[Any, Any, Any],
+) -> Callable[[], None] | None:
+    """Return what repairs the gradients of a program's keys, if any is hidden. own: their place."""
+    of_tiles = repair.of_tiles(spec, blocks)
+    compute = partial(repair_tile.d_key, None, of_tiles, {**arrays, **outputs}, shared.of_repair)
+    return repair.repair_tile_of(spec, shared, blocks, own, spec.shape.k_length, compute)
 
 
 def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -> Any:

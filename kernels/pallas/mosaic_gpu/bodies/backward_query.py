@@ -93,9 +93,10 @@ def backward_query(
     arrays: Mapping[str, Any],
     outputs: Mapping[str, Any],
     shared: Shared,
+    tile: Any = None,
 ) -> None:
-    """Run the body of the kernel. outputs: d_query."""
-    batch, head, block = locate_query_tile(spec, lax.axis_index(PROGRAM))
+    """Run the body of the kernel. outputs: d_query. tile: if not that of the program."""
+    batch, head, block = locate_query_tile(spec, lax.axis_index(PROGRAM) if tile is None else tile)
     span = key_span(spec, arrays, batch, block)
 
     def produce() -> None:
@@ -103,15 +104,14 @@ def backward_query(
 
     def consume(warpgroup: Any) -> None:
         row = block * blocks.own + warpgroup * ROWS
-        tile = Tile(spec, arrays, batch, head, row, key=None, words=load_words(arrays))
-        _consume(blocks, outputs, shared, warpgroup, tile, span)
-        if spec.hides:
-            of_tiles = repair.of_tiles(spec, blocks)
-            compute = partial(repair_tile.d_query, None, of_tiles, {**arrays, **outputs}, shared.of_repair)
-            own = (batch, head, block)
-            repair.end_of_tile(shared, warpgroup, blocks, own, spec.shape.q_length, compute)
+        held = Tile(spec, arrays, batch, head, row, key=None, words=load_words(arrays))
+        _consume(blocks, outputs, shared, warpgroup, held, span)
+        repair.end(spec, shared, warpgroup, blocks)
 
-    warp_specialize(blocks, produce, consume)
+    of_tiles, own = repair.of_tiles(spec, blocks), (batch, head, block)
+    compute = partial(repair_tile.d_query, None, of_tiles, {**arrays, **outputs}, shared.of_repair)
+    after = repair.repair_tile_of(spec, shared, blocks, own, spec.shape.q_length, compute)
+    warp_specialize(blocks, produce, consume, after=after)
 
 
 def _produce(

@@ -148,9 +148,16 @@ def backward_split(
         consumer = _Consumer(blocks, shared, tile)
         pl.when(warpgroup == 0)(lambda: _sum_values(consumer, outputs, span))
         pl.when(warpgroup == 1)(lambda: _sum_keys(consumer, outputs, span))
-        repair_keys(shared, warpgroup, blocks, tile, outputs, block)
+        # The weights; without hidden pairs nothing is copied to their place.
+        if spec.hides:
+            plgpu.commit_smem()
+        repair.end(spec, shared, warpgroup, blocks)
 
-    warp_specialize(blocks, lambda: produce_steps(spec, blocks, arrays, shared, owner, span), consume)
+    def copy() -> None:
+        produce_steps(spec, blocks, arrays, shared, owner, span)
+
+    after = repair_keys(spec, blocks, arrays, outputs, shared, owner)
+    warp_specialize(blocks, copy, consume, after=after)
 
 
 def _sum_values(consumer: _Consumer, outputs: Mapping[str, Any], span: Span) -> None:

@@ -66,10 +66,10 @@ def flash_forward(
         # With a cap registers have no room for the next tile's.
         over_tiles(spec, blocks, arrays, load if spec.logits.cap is None else lambda _: None, work)
         plgpu.wait_smem_to_gmem(0)
-        if spec.hides:
-            _repair(spec, blocks, arrays, outputs, shared, warpgroup)
+        repair.end(spec, shared, warpgroup, blocks)
 
-    warp_specialize(blocks, produce, consume)
+    after = partial(_repair, spec, blocks, arrays, outputs, shared) if spec.hides else None
+    warp_specialize(blocks, produce, consume, after=after)
 
 
 def _load_span(spec: KernelSpec, arrays: Mapping[str, Any], tile: Any) -> Span | None:
@@ -189,14 +189,9 @@ def _consume(
 
 
 def _repair(
-    spec: KernelSpec,
-    blocks: Blocks,
-    arrays: Mapping[str, Any],
-    outputs: Mapping[str, Any],
-    shared: Shared,
-    warpgroup: Any,
+    spec: KernelSpec, blocks: Blocks, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
 ) -> None:
-    """End the work of a warpgroup, and compute anew the rows of out that a hidden value has reached."""
+    """Compute anew the rows of a program's tiles that a hidden value has reached."""
     of_tiles = repair.of_tiles(spec, blocks)
     compute = partial(repair_tile.out, blocks, of_tiles, {**arrays, **outputs}, shared.of_repair)
 
@@ -212,8 +207,8 @@ def _repair(
         repair_tile.each(blocks.consumers, of_consumer)
         return count
 
-    # The marks are those of all tiles of the program.
-    repair.end(shared, warpgroup, blocks, lambda: over_tiles(spec, blocks, arrays, lambda _: None, of_tile))
+    # The marks are those of all tiles; which of them have one is in memory.
+    repair.repair(shared, blocks, lambda: over_tiles(spec, blocks, arrays, lambda _: None, of_tile))
 
 
 def _attend(

@@ -11,6 +11,7 @@ Where several programs add to one result, none of them can repair it: `repair_la
 import functools
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jax.experimental import pallas as pl
@@ -18,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
 from attest.kernels.pallas.mosaic_gpu.bodies.repair_tile import Place, Shared, each
-from attest.kernels.pallas.mosaic_gpu.launch.overlay import Later
+from attest.kernels.pallas.mosaic_gpu.launch.overlay import Overlay
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import order_copies
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, vector
@@ -45,7 +46,9 @@ def room(marks: str = "marks") -> Callable[[KernelSpec, Blocks | BackwardBlocks]
     """Return the tiles of a repair, in the memory of the kernel's. marks: the room of the marks."""
 
     def describe(spec: KernelSpec, blocks: Blocks | BackwardBlocks) -> Any:
-        return Later(Shared, scratch(Shared, of_tiles(spec, blocks)), keeps=(marks,)) if spec.hides else None
+        return (
+            Overlay(Shared, scratch(Shared, of_tiles(spec, blocks)), keeps=(marks,)) if spec.hides else None
+        )
 
     return describe
 
@@ -61,15 +64,43 @@ def marked(marks: Any) -> Any:
     return any_above(0.0, load(marks, BY_COLUMN), BY_COLUMN) > 0
 
 
-def end_of_tile(
+def end(spec: KernelSpec, shared: Any, warpgroup: Any, blocks: Blocks | BackwardBlocks) -> None:
+    """End the work of a warpgroup, if there is anything hidden: its marks are set.
+
+    What it has written to the memory of tiles has been committed, before copies of a repair come there.
+    """
+    if not spec.hides:
+        return
+    of_consumer, of_producer = blocks.registers
+    if of_consumer < _REGISTERS:
+        pl.when(warpgroup != 0)(lambda: plgpu.set_max_registers(of_producer, action="decrease"))
+    plgpu.barrier_arrive(shared.ended.at[0])
+
+
+def repair(shared: Any, blocks: Blocks | BackwardBlocks, compute: Callable[[], None]) -> None:
+    """Wait until all warpgroups have ended, and call compute() if any row is marked."""
+
+    def run() -> None:
+        # Also where a consumer has as many: ptxas would count on those of the launch.
+        plgpu.set_max_registers(_REGISTERS, action="increase")
+        # Results may have been written from registers, and a repair writes by copies.
+        order_copies()
+        compute()
+
+    plgpu.barrier_wait(shared.ended.at[0])
+    found = [marked(shared.marks.at[i]) for i in range(blocks.consumers)]
+    pl.when(functools.reduce(operator.or_, found))(run)
+
+
+def repair_tile_of(
+    spec: KernelSpec,
     shared: Any,
-    warpgroup: Any,
     blocks: BackwardBlocks,
     place: Place,
     length: int,
     compute: Callable[[Place], None],
-) -> None:
-    """End the work of a warpgroup on the only tile of its program, and compute rows that are marked anew.
+) -> Callable[[], None] | None:
+    """Return what repairs the only tile of a program, if there is anything hidden.
 
     shared: a record with `marks`, `ended` and the room of `compute`. place: of the tile: its batch row, head
     and block. length: the rows of a head. compute(place): computes 64 rows.
@@ -81,28 +112,5 @@ def end_of_tile(
         exist = rows * ROWS < length
         pl.when(marked(shared.marks.at[i]) & exist)(lambda: compute((batch, head, rows)))
 
-    end(shared, warpgroup, blocks, lambda: each(blocks.consumers, of_consumer))
-
-
-def end(shared: Any, warpgroup: Any, blocks: Blocks | BackwardBlocks, repair: Callable[[], None]) -> None:
-    """End the work of a warpgroup; when all have ended, call repair() in the first if any row is marked."""
-    of_consumer, of_producer = blocks.registers
-    few = of_consumer < _REGISTERS
-    if few:
-        pl.when(warpgroup != 0)(lambda: plgpu.set_max_registers(of_producer, action="decrease"))
-    # What the warpgroup has written to shared memory is written before copies of the repair come there.
-    plgpu.commit_smem()
-    plgpu.barrier_arrive(shared.ended.at[0])
-
-    def run() -> None:
-        if few:
-            plgpu.set_max_registers(_REGISTERS, action="increase")
-        # Results may have been written from registers, and the repair writes by copies.
-        order_copies()
-        repair()
-
-    @pl.when(warpgroup == 0)
-    def _() -> None:
-        plgpu.barrier_wait(shared.ended.at[0])
-        found = [marked(shared.marks.at[i]) for i in range(blocks.consumers)]
-        pl.when(functools.reduce(operator.or_, found))(run)
+    run = partial(repair, shared, blocks, lambda: each(blocks.consumers, of_consumer))
+    return run if spec.hides else None

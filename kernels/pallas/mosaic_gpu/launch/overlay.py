@@ -1,7 +1,8 @@
-"""Shared memory that is used twice: by a kernel's tiles, and by others when those are read no more."""
+"""Shared memory that is used twice: tiles of a record lie where others are read no more, or are not used."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -18,10 +19,11 @@ type Rooms = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Later:
-    """The rooms of a record that lie in the memory of a launch's other rooms, when those are read no more.
+class Overlay:
+    """A room that is a record of its own, whose tiles lie in the memory of the rooms beside it.
 
-    rooms: as of a launch, by the fields of `record`. keeps: the names of other rooms that are read meanwhile.
+    record: called with what a kernel sees of `rooms`, by name. keeps: the names of rooms beside it that lie
+    where they are, and can be read as long as its own.
     """
 
     record: Callable[..., Any]
@@ -30,53 +32,64 @@ class Later:
 
 
 def allocated(rooms: Rooms) -> Rooms:
-    """Return what Pallas is to allocate for the rooms of a launch, of which one may be `Later`."""
-    name, later = _later(rooms)
-    if later is None:
+    """Return what Pallas is to allocate for the rooms of a launch."""
+    layouts = _layouts(rooms)
+    if len(layouts) == 1:
         return rooms
-    union = plgpu.RefUnion(*_views(_tiles(rooms, later.keeps)), *_views(_tiles(later.rooms)))
-    kept = {key: x for key, x in rooms.items() if key in later.keeps or _is_barrier(x)}
-    behind = {f"{name}_{key}": x for key, x in later.rooms.items() if _is_barrier(x)}
-    return {_MEMORY: union, **kept, **behind}
+    union = plgpu.RefUnion(*chain.from_iterable(map(_views, layouts.values())))
+    return {_MEMORY: union, **_barriers(rooms)}
 
 
 def filled(rooms: Rooms, refs: Rooms) -> dict[str, Any]:
     """Return what a kernel sees of the rooms of a launch. refs: of what was allocated, by name."""
-    name, later = _later(rooms)
-    if later is None:
-        return {key: _of_one(room, refs[key]) for key, room in rooms.items()}
-    first_tiled, first_copied, tiled, copied = refs[_MEMORY]
-    found = _of_views(_tiles(rooms, later.keeps), first_tiled, first_copied)
-    behind = _of_views(_tiles(later.rooms), tiled, copied)
-    behind |= {key: refs[f"{name}_{key}"] for key, x in later.rooms.items() if _is_barrier(x)}
-    found |= {key: refs[key] for key in rooms if key in refs}
-    return {**found, name: later.record(**behind)}
+    layouts = _layouts(rooms)
+    if len(layouts) == 1:
+        return {key: _seen(room, refs[key]) for key, room in rooms.items()}
+    views = iter(refs[_MEMORY])
+    tiles = {name: _of_views(layout, next(views), next(views)) for name, layout in layouts.items()}
+
+    def of_record(rooms: Rooms, name: str) -> dict[str, Any]:
+        found = {key: refs[name + key] for key, room in rooms.items() if _is_barrier(room)}
+        found |= {key: tile for key, tile in tiles.get(name, {}).items() if key in rooms}
+        return found | {
+            key: room.record(**of_record(room.rooms, f"{name}{key}."))
+            for key, room in rooms.items()
+            if isinstance(room, Overlay)
+        }
+
+    return of_record(rooms, "")
 
 
 def shared_bytes(rooms: Rooms) -> int:
     """Return the shared memory that a launch with such rooms takes, but for its barriers."""
-    _, later = _later(rooms)
-    if later is None:
-        return _bytes(_tiles(rooms).values())
-    first, kept = _tiles(rooms, later.keeps), {key: x for key, x in rooms.items() if key in later.keeps}
-    return max(_bytes(first.values()), _bytes(_tiles(later.rooms).values())) + _bytes(kept.values())
+    return max(_bytes(layout.values()) for layout in _layouts(rooms).values())
 
 
-def _later(rooms: Rooms) -> tuple[str, Later | None]:
-    return next(((name, x) for name, x in rooms.items() if isinstance(x, Later)), ("", None))
+def _layouts(rooms: Rooms, name: str = "", kept: Rooms | None = None) -> dict[str, dict[str, Any]]:
+    """Return the rooms, by their names, that lie side by side in each use of the memory.
+
+    The name of a use is that of its record, with those of the records around it. What is kept comes first in
+    both uses, and so lies at the same place.
+    """
+    overlays = {key: room for key, room in rooms.items() if isinstance(room, Overlay)}
+    first = {key: rooms[key] for room in overlays.values() for key in room.keeps}
+    rest = {key: room for key, room in rooms.items() if key not in overlays and not _is_barrier(room)}
+    layouts = {name: {**(kept or {}), **first, **rest}}
+    for key, room in overlays.items():
+        layouts |= _layouts(room.rooms, f"{name}{key}.", {it: rooms[it] for it in room.keeps})
+    return {name: layout for name, layout in layouts.items() if layout}
+
+
+def _barriers(rooms: Rooms, name: str = "") -> dict[str, Any]:
+    found = {name + key: room for key, room in rooms.items() if _is_barrier(room)}
+    for key, room in rooms.items():
+        if isinstance(room, Overlay):
+            found |= _barriers(room.rooms, f"{name}{key}.")
+    return found
 
 
 def _is_barrier(room: Any) -> bool:
     return isinstance(room, plgpu.Barrier)
-
-
-def _tiles(rooms: Rooms, but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the rooms that are neither barriers nor later, nor one of these."""
-    return {
-        key: x
-        for key, x in rooms.items()
-        if not _is_barrier(x) and not isinstance(x, Later) and key not in but
-    }
 
 
 def _flat(rooms: Iterable[Any]) -> list[Any]:
@@ -89,13 +102,14 @@ def _bytes(rooms: Iterable[Any]) -> int:
 
 
 def _views(rooms: Rooms) -> tuple[list[Any], list[Any]]:
-    """Return the two views of all rooms, at the same addresses; a room with one view is in both."""
+    """Return the two views of rooms, at the same addresses; a room with one view is in both."""
     flat = _flat(rooms.values())
     tiled, copied = ([x.refs[i] if isinstance(x, plgpu.RefUnion) else x for x in flat] for i in range(2))
     return tiled, copied
 
 
 def _of_views(rooms: Rooms, tiled: Iterable[Any], copied: Iterable[Any]) -> dict[str, Any]:
+    """Return what a kernel sees of rooms, by the references of both views."""
     views = zip(tiled, copied, strict=True)
 
     def of_one(room: Any) -> Any:
@@ -108,7 +122,7 @@ def _of_views(rooms: Rooms, tiled: Iterable[Any], copied: Iterable[Any]) -> dict
     }
 
 
-def _of_one(room: Any, refs: Any) -> Any:
+def _seen(room: Any, refs: Any) -> Any:
     """Return what a kernel sees of an allocation, by its references: `Pieces`, `Tiles` or a reference."""
     if isinstance(room, tuple):
         return Pieces(tuple(Tiles(*x) for x in refs))

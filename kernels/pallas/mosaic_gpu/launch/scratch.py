@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from attest.kernels.call.call import Call
 from attest.kernels.call.options import refuse
-from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, pad_dims
+from attest.kernels.pallas.mosaic_gpu.blocks import PROGRAMS, ROWS, BackwardBlocks, Blocks, tile_dims
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import columns_of, copies, matrix, pieces
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import SHARED_BYTES, barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec, tiled_bytes
@@ -177,7 +177,7 @@ def suits(kernel: str, call: Call, apart: bool, blocks: Blocks | BackwardBlocks)
         steps = -(-call.query.shape[1] // blocks.step)
         if apart or steps < min(-(-call.key.shape[1] // blocks.own), PROGRAMS):
             return False
-    dims = pad_dims(call.query.shape[3], call.value.shape[3])
+    dims = tile_dims(call)
     return fits(kernel, dims, call.query.dtype.itemsize, tiled_bytes(call), blocks)
 
 

@@ -36,7 +36,7 @@ def launch[S](
     """Launch a kernel; return its outputs by name. body(arrays, outputs, shared(**scratch)) has their names.
 
     arrays: those that are a `jax.Ref` are changed in place. scratch: what `matrix`, `vector` and `barriers`
-    describe, and at most one `Later`.
+    describe, and `Overlay`.
 
     Raises: ValueError if the scratch does not fit into the shared memory of a block.
     """
@@ -92,10 +92,12 @@ def warp_specialize(
     produce: Callable[[], Any],
     consume: Callable[[Any], Any],
     add: Callable[[], Any] | None = None,
+    after: Callable[[], Any] | None = None,
 ) -> None:
     """Run consume(warpgroup) in each consumer, produce() in the warpgroup behind, add() in the next one.
 
-    Each has the registers that the blocks say, add as many as produce.
+    Each has the registers that the blocks say, add as many as produce. The first runs after() when it has
+    consumed: apart, so that the compiler holds nothing for it while a consumer has few registers.
     """
     warpgroup, consumers = lax.axis_index(WARPGROUP), blocks.computing
     of_consumer, of_producer = blocks.registers
@@ -116,6 +118,9 @@ def warp_specialize(
     def _() -> None:
         plgpu.set_max_registers(of_consumer, action="increase")
         consume(warpgroup)
+
+    if after is not None:
+        pl.when(warpgroup == 0)(after)
 
 
 def start_ping_pong(barriers: Any, warpgroup: Any, consumers: int) -> None:
