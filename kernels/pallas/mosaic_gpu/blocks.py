@@ -225,14 +225,17 @@ def choose_backward(
     fits: Callable[[BackwardBlocks], bool] | None = None,
     queries: int = 0,
     heads: int = PROGRAMS,
+    prefers: Callable[[BackwardBlocks], bool] | None = None,
 ) -> BackwardBlocks:
     """Return the table's choice for a backward kernel, by name. queries: of a head. The rest as in `choose`.
 
-    Rows of backward_query that have a speed are rivals, too.
+    Rows of backward_query that have a speed are rivals, too: those that are preferred, if there are any.
     """
     rows = select_all(_TABLE, kernel, head_dim, work, value_dim=value_dim)
     rows = tuple(row for row in rows if queries >= row.get("least_queries", 0))
     rows = _fitting(rows, _backward_blocks, fits)
+    if prefers is not None and "speed" in rows[0]:
+        rows = tuple(row for row in rows if prefers(_backward_blocks(row))) or rows
     return _backward_blocks(_fastest(rows, work, queries, heads) if queries else rows[0])
 
 

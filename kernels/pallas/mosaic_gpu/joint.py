@@ -32,7 +32,7 @@ def choose_query_blocks(call: Call, of_keys: BackwardBlocks, copies: int = 1) ->
         heads=batch * heads,
     )
     alone = choose(fits=fits)
-    beside = choose(fits=lambda blocks: fits(blocks) and _alike(of_keys, blocks))
+    beside = choose(fits=fits, prefers=partial(_alike, of_keys))
     wanted = of_keys.joint or (of_keys.joint is None and _sooner(call, of_keys, beside, copies))
     return beside if wanted and _alike(of_keys, beside) else alone
 
