@@ -30,7 +30,7 @@ from attest.conformance.compiling.compilers.programs import passes
 from attest.conformance.compiling.devices import all_devices
 from attest.conformance.compiling.matrix import Narrowing, compile_matrix
 from attest.conformance.running.runner import RequestError
-from attest.kernels.pallas.mosaic_gpu import flash_attention
+from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, flash_attention
 from tests.meta.processes import besides_progress
 from tests.toys import refusing, without_kernels
 
@@ -250,7 +250,7 @@ def test_without_the_plugin_the_h200_is_left_out_and_the_matrix_says_so(monkeypa
 def test_the_passes_of_the_real_kernels_are_programs_of_their_own():
     forward, backward = (compile_source(job.source) for job in MOSAIC_GPU.jobs(SMALL, H200))
     assert [note.split(":")[0] for note in forward.notes] == ["flash_forward"]
-    assert len(backward.notes) >= 2
+    assert backward.notes
     assert all("backward" in note for note in backward.notes)
 
 
@@ -260,8 +260,12 @@ def test_a_scan_stacks_no_result_before_it_is_changed_in_place():
     sharding = SingleDeviceSharding(devices_of(H200.target)[0])
     stack = (jax.ShapeDtypeStruct((2, 1, 256, 2, 64), jnp.bfloat16, sharding=sharding),) * 3
 
+    fused = BackwardBlocks(step=128, stages=2, consumers=2, registers=(232, 24), fused=True)
+    sizes = BackwardSizes(backward_key=fused)  # whose results a launch behind it changes in place
+
     def attend(_, arrays):
-        return None, flash_attention(*arrays, causal=True)
+        out, pull = jax.vjp(lambda *it: flash_attention(*it, causal=True, bwd_params=sizes), *arrays)
+        return None, pull(out)
 
     program = jax.jit(lambda stack: jax.lax.scan(attend, None, stack)[1]).lower(stack).compile().as_text()
     fusions = re.findall(r"\n%dynamic-slice-fusion\S* .*?\{\n(.*?)\n\}", program, re.DOTALL)
