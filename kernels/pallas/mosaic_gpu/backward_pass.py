@@ -5,6 +5,7 @@ the blocks that every block visits, Delta and the lse in bits.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from attest.kernels.pallas.mosaic_gpu.bodies import (
     repair_launch,
     repair_tile,
 )
-from attest.kernels.pallas.mosaic_gpu.bodies.backward_joint import Half
+from attest.kernels.pallas.mosaic_gpu.bodies.backward_joint import KernelLaunch
 from attest.kernels.pallas.mosaic_gpu.joint import choose_query_blocks, is_joint
 from attest.kernels.pallas.mosaic_gpu.key_heads import choose_copies, sum_copies, with_copies
 from attest.kernels.pallas.mosaic_gpu.launch.operands import (
@@ -64,8 +65,8 @@ def backward(settings: Settings, call: Call, terms: RowTerms, _kept: Any) -> Bac
     else:
         asked = settings.backward or BackwardSizes()
         of_queries = asked.backward_query or choose_query_blocks(call, blocks, copies)
-        query = _half(settings, call, rows, terms, of_queries, by_key=False)
-        key = _half(for_keys, copied, rows, terms, blocks, by_key=True)
+        query = _kernel_launch(settings, call, rows, terms, of_queries, by_key=False)
+        key = _kernel_launch(for_keys, copied, rows, terms, blocks, by_key=True)
         if is_joint(call, blocks, of_queries, copies):
             sums = _joint_cotangents(copied, key, query)
         else:
@@ -88,17 +89,17 @@ def _normalized(terms: RowTerms) -> RowTerms:
     return replace(terms, lse=lse, delta=jnp.where(sound, terms.delta / weight, terms.delta), weight=None)
 
 
-def _half(
+def _kernel_launch(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks, by_key: bool
-) -> Half:
-    """Return a backward kernel of a call, and what it reads; by_key: whether its programs own keys."""
+) -> KernelLaunch:
+    """Return the launch of a backward kernel; by_key: whether its programs own keys."""
     spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key)
     shape = spec.shape
     blocks_of_heads = shape.key_heads * shape.k_blocks if by_key else shape.heads * shape.q_blocks
-    return Half(spec, blocks, shape.batch * blocks_of_heads, arrays)
+    return KernelLaunch(spec, blocks, shape.batch * blocks_of_heads, arrays)
 
 
-def _query_cotangent(call: Call, it: Half) -> dict[str, jax.Array]:
+def _query_cotangent(call: Call, it: KernelLaunch) -> dict[str, jax.Array]:
     return launch(
         partial(backward_query.backward_query, it.spec, it.blocks),
         backward_query.Shared,
@@ -111,11 +112,11 @@ def _query_cotangent(call: Call, it: Half) -> dict[str, jax.Array]:
     )
 
 
-def _of_query(call: Call, it: Half) -> dict[str, jax.ShapeDtypeStruct]:
+def _of_query(call: Call, it: KernelLaunch) -> dict[str, jax.ShapeDtypeStruct]:
     return {"d_query": of_queries(it.spec, call.query.shape, it.spec.shape.head_dim)}
 
 
-def _key_cotangents(call: Call, it: Half) -> dict[str, jax.Array]:
+def _key_cotangents(call: Call, it: KernelLaunch) -> dict[str, jax.Array]:
     results = of_keys(it.spec, call)
     body, shared, kernel = backward_key.backward_key, backward_key.Shared, "flash_backward_key"
     if it.blocks.split:
@@ -135,7 +136,7 @@ def _key_cotangents(call: Call, it: Half) -> dict[str, jax.Array]:
     return sums
 
 
-def _joint_cotangents(copied: Call, key: Half, query: Half) -> dict[str, jax.Array]:
+def _joint_cotangents(copied: Call, key: KernelLaunch, query: KernelLaunch) -> dict[str, jax.Array]:
     """Launch tiles of keys, and behind them tiles of queries. copied: the call with copies of key heads."""
     return launch(
         partial(backward_joint.backward_joint, key, query),
@@ -152,7 +153,8 @@ def _joint_cotangents(copied: Call, key: Half, query: Half) -> dict[str, jax.Arr
 def _fused_cotangents(
     settings: Settings, call: Call, rows: Rows, terms: RowTerms, blocks: BackwardBlocks
 ) -> dict[str, jax.Array]:
-    spec, arrays = _backward_spec(settings, call, rows, terms, blocks, by_key=True)
+    it = _kernel_launch(settings, call, rows, terms, blocks, by_key=True)
+    spec, arrays = it.spec, it.arrays
     require_fusible(spec, blocks)
     outputs = {
         "d_query": jax.ShapeDtypeStruct((*of_row(spec).shape, spec.shape.head_dim), jnp.float32),
@@ -166,7 +168,7 @@ def _fused_cotangents(
         arrays,
         with_leak(spec, outputs, of_key(spec)),
         scratch(backward_fused.Shared, spec, blocks),
-        spec.shape.batch * spec.shape.key_heads * spec.shape.k_blocks,
+        it.programs,
         blocks.warpgroups,
     )
     d_query = (filled.pop("d_query") * spec.logits.scale).astype(spec.result_dtype).swapaxes(1, 2)
@@ -244,7 +246,7 @@ def _repaired(
     spec: KernelSpec,
     body: repair_launch.Body,
     name: str,
-    arrays: dict[str, jax.Array],
+    arrays: Mapping[str, jax.Array],
     filled: dict[str, jax.Array],
 ) -> dict[str, jax.Array]:
     """Remove from a kernel's results what may have leaked into them from something hidden (S4)."""

@@ -1,4 +1,4 @@
-"""Whether one launch computes the gradients of query, key and value: where there are few tiles of them.
+"""The choice between one launch and two for the gradients of query, key and value.
 
 A launch of one kernel's tiles leaves multiprocessors idle, if tiles are few or in their last round. In one
 launch, tiles of the other kernel fill them. But programs of both then have the same warpgroups and registers,
@@ -13,9 +13,9 @@ from attest.kernels.pallas.mosaic_gpu.blocks import BackwardBlocks, choose_backw
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import suits
 from attest.kernels.pallas.mosaic_gpu.spec import work_of
 
-# The kernels are so much slower in one launch.
+# The time of a tile in one launch, relative to its time in two.
 _SLOWDOWN = 1.04
-# Long tiles, which come first, are so much longer than the average where bounds make tiles differ.
+# The time of the longest tile, which comes first, relative to the average where bounds make tiles differ.
 _LONGEST = 2
 
 
@@ -32,9 +32,9 @@ def choose_query_blocks(call: Call, of_keys: BackwardBlocks, copies: int = 1) ->
         heads=batch * heads,
     )
     alone = choose(fits=fits)
-    beside = choose(fits=fits, prefers=partial(_alike, of_keys))
-    wanted = of_keys.joint or (of_keys.joint is None and _sooner(call, of_keys, beside, copies))
-    return beside if wanted and _alike(of_keys, beside) else alone
+    beside = choose(fits=fits, prefers=partial(_same_warpgroups, of_keys))
+    wanted = of_keys.joint or (of_keys.joint is None and _saves_rounds(call, of_keys, beside, copies))
+    return beside if wanted and _same_warpgroups(of_keys, beside) else alone
 
 
 def is_joint(call: Call, of_keys: BackwardBlocks, of_queries: BackwardBlocks, copies: int = 1) -> bool:
@@ -42,9 +42,9 @@ def is_joint(call: Call, of_keys: BackwardBlocks, of_queries: BackwardBlocks, co
 
     Raises: ValueError naming the field, where it is asked for and cannot be.
     """
-    alike = _alike(of_keys, of_queries)
+    alike = _same_warpgroups(of_keys, of_queries)
     if of_keys.joint is None:
-        return alike and _sooner(call, of_keys, of_queries, copies)
+        return alike and _saves_rounds(call, of_keys, of_queries, copies)
     if of_keys.joint and not alike:
         expected = "False, or as many consumers and registers as backward_query has"
         got = f"True with {of_keys.consumers} consumers beside {of_queries.consumers}"
@@ -52,14 +52,14 @@ def is_joint(call: Call, of_keys: BackwardBlocks, of_queries: BackwardBlocks, co
     return of_keys.joint
 
 
-def _alike(of_keys: BackwardBlocks, of_queries: BackwardBlocks) -> bool:
+def _same_warpgroups(of_keys: BackwardBlocks, of_queries: BackwardBlocks) -> bool:
     """Return whether programs of both kernels have the same warpgroups, of which one launch can be."""
     alone = of_keys.separate or of_keys.split or of_keys.fused
     same = (of_keys.consumers, of_keys.registers) == (of_queries.consumers, of_queries.registers)
     return same and not alone
 
 
-def _sooner(call: Call, of_keys: BackwardBlocks, of_queries: BackwardBlocks, copies: int) -> bool:
+def _saves_rounds(call: Call, of_keys: BackwardBlocks, of_queries: BackwardBlocks, copies: int) -> bool:
     """Return whether one launch of the tiles of both kernels ends before two."""
     (batch, queries, heads, _), (_, keys, key_heads, _) = call.query.shape, call.key.shape
     own = batch * copies * key_heads * -(-keys // of_keys.own), batch * heads * -(-queries // of_queries.own)

@@ -15,13 +15,11 @@ from jax.experimental.mosaic.gpu import layout_inference
 
 from attest.kernels.pallas.mosaic_gpu import BackwardBlocks, BackwardSizes, flash_attention
 from tests.kernels.jaxprs import equations
+from tests.kernels.mosaic_gpu.test_kernels import FUSED
 
 SHAPE = (1, 256, 2)  # batch, length, heads
 APART = BackwardSizes(
     backward_key=BackwardBlocks(step=64, stages=2, consumers=2, registers=(240, 24), joint=False)
-)
-FUSED = BackwardSizes(
-    backward_key=BackwardBlocks(step=128, stages=2, consumers=2, registers=(232, 24), fused=True)
 )
 
 
@@ -35,7 +33,7 @@ def both_passes(options: dict[str, Any], *arrays: jax.Array) -> Any:
 
 
 def products(head_dim: int, options: dict[str, Any]) -> dict[str, int]:
-    """The kernels of both passes, with how many products each has instructions for."""
+    """The kernels of forward + backward, with how many products each has instructions for."""
     program = jax.make_jaxpr(partial(both_passes, options))(*tensors(head_dim))
     return {
         eqn.params["name"]: sum(it.primitive.name.startswith("wgmma_ref") for it in equations(eqn))

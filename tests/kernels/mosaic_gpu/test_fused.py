@@ -96,6 +96,7 @@ def test_the_tables_choice_lowers() -> None:
     program = lowered_on_mesh(tensors(1, 8192, 8192, 1, 1), {"causal": True})
     assert "flash_backward_fused" in program
     assert "flash_backward_joint" not in program
+    assert "flash_backward_query" not in program
 
 
 @pytest.mark.parametrize("options", HIDING, ids=lambda options: next(iter(options)))

@@ -93,7 +93,7 @@ def test_blocks_of_queries_waste_few_rows_and_fill_rounds(length: int, heads: in
 
 
 def gradients(shape: Any, key: BackwardBlocks, hidden: float, **options: Any) -> Any:
-    """Out and the gradients of a causal call whose last key, which but the last query sees, is `hidden`."""
+    """Out and the gradients of a causal call whose last key, which only the last query sees, is `hidden`."""
     batch, length, heads, shared, head_dim = shape
     keys = jax.random.split(jax.random.key(length), 4)
     query, cotangent = (

@@ -28,8 +28,8 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Half:
-    """One of both kernels: what it is compiled for, its blocks, its programs, and what it reads, by name."""
+class KernelLaunch:
+    """A launch of one kernel: its spec, its blocks, its number of programs, and the arrays that it reads."""
 
     spec: KernelSpec
     blocks: BackwardBlocks
@@ -37,7 +37,7 @@ class Half:
     arrays: Mapping[str, Any]
 
 
-def rooms(of_keys: Half, of_queries: Half) -> dict[str, Any]:
+def rooms(of_keys: KernelLaunch, of_queries: KernelLaunch) -> dict[str, Any]:
     """Return what to allocate for a `Shared`."""
     return {
         "of_keys": Overlay(backward_key.Shared, scratch(backward_key.Shared, of_keys.spec, of_keys.blocks)),
@@ -47,20 +47,24 @@ def rooms(of_keys: Half, of_queries: Half) -> dict[str, Any]:
     }
 
 
-def operands(of_keys: Half, of_queries: Half) -> dict[str, Any]:
+def operands(of_keys: KernelLaunch, of_queries: KernelLaunch) -> dict[str, Any]:
     """Return what the launch reads, by name."""
-    halves = {"of_keys": of_keys, "of_queries": of_queries}
-    return {f"{name}.{key}": x for name, half in halves.items() for key, x in half.arrays.items()}
+    launches = {"of_keys": of_keys, "of_queries": of_queries}
+    return {f"{name}.{key}": x for name, it in launches.items() for key, x in it.arrays.items()}
 
 
 def backward_joint(
-    of_keys: Half, of_queries: Half, arrays: Mapping[str, Any], outputs: Mapping[str, Any], shared: Shared
+    of_keys: KernelLaunch,
+    of_queries: KernelLaunch,
+    arrays: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    shared: Shared,
 ) -> None:
     """Run the body of the kernel. arrays: of `operands`. outputs: d_query, d_key and d_value."""
     program = lax.axis_index(PROGRAM)
 
-    def read_by(name: str, half: Half) -> dict[str, Any]:
-        return {key: arrays[f"{name}.{key}"] for key in half.arrays}
+    def read_by(name: str, it: KernelLaunch) -> dict[str, Any]:
+        return {key: arrays[f"{name}.{key}"] for key in it.arrays}
 
     @pl.when(program < of_keys.programs)
     def _() -> None:

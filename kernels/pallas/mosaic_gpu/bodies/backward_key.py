@@ -145,7 +145,7 @@ def backward_key(
             spec, arrays, batch, key_head, row=None, key=key, words=load_words(arrays), transposed=True
         )
         _consume(_Consumer(blocks, shared, warpgroup, held), outputs, span)
-        repair.end(spec, shared, warpgroup, blocks)
+        repair.signal_end(spec, shared, warpgroup, blocks)
 
     after = repair_keys(spec, blocks, arrays, outputs, shared, (batch, key_head, block))
     warp_specialize(blocks, copy, consume, after=after)
@@ -282,7 +282,7 @@ def repair_keys(
     """Return what repairs the gradients of a program's keys, if any is hidden. own: their place."""
     of_tiles = repair.of_tiles(spec, blocks)
     compute = partial(repair_tile.d_key, None, of_tiles, {**arrays, **outputs}, shared.of_repair)
-    return repair.repair_tile_of(spec, shared, blocks, own, spec.shape.k_length, compute)
+    return repair.repair_of_tile(spec, shared, blocks, own, spec.shape.k_length, compute)
 
 
 def _step(consumer: _Consumer, head: Any, compared: bool, i: Any, count: Any) -> Any:

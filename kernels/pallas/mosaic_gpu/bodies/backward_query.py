@@ -106,11 +106,11 @@ def backward_query(
         row = block * blocks.own + warpgroup * ROWS
         held = Tile(spec, arrays, batch, head, row, key=None, words=load_words(arrays))
         _consume(blocks, outputs, shared, warpgroup, held, span)
-        repair.end(spec, shared, warpgroup, blocks)
+        repair.signal_end(spec, shared, warpgroup, blocks)
 
     of_tiles, own = repair.of_tiles(spec, blocks), (batch, head, block)
     compute = partial(repair_tile.d_query, None, of_tiles, {**arrays, **outputs}, shared.of_repair)
-    after = repair.repair_tile_of(spec, shared, blocks, own, spec.shape.q_length, compute)
+    after = repair.repair_of_tile(spec, shared, blocks, own, spec.shape.q_length, compute)
     warp_specialize(blocks, produce, consume, after=after)
 
 

@@ -151,7 +151,7 @@ def backward_split(
         # The weights; without hidden pairs nothing is copied to their place.
         if spec.hides:
             plgpu.commit_smem()
-        repair.end(spec, shared, warpgroup, blocks)
+        repair.signal_end(spec, shared, warpgroup, blocks)
 
     def copy() -> None:
         produce_steps(spec, blocks, arrays, shared, owner, span)

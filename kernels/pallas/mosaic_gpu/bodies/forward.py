@@ -66,7 +66,7 @@ def flash_forward(
         # With a cap registers have no room for the next tile's.
         over_tiles(spec, blocks, arrays, load if spec.logits.cap is None else lambda _: None, work)
         plgpu.wait_smem_to_gmem(0)
-        repair.end(spec, shared, warpgroup, blocks)
+        repair.signal_end(spec, shared, warpgroup, blocks)
 
     after = partial(_repair, spec, blocks, arrays, outputs, shared) if spec.hides else None
     warp_specialize(blocks, produce, consume, after=after)

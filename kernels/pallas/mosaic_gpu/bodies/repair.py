@@ -21,7 +21,7 @@ from attest.kernels.pallas.mosaic_gpu.blocks import ROWS, BackwardBlocks, Blocks
 from attest.kernels.pallas.mosaic_gpu.bodies.repair_tile import Place, Shared, each
 from attest.kernels.pallas.mosaic_gpu.launch.overlay import Overlay
 from attest.kernels.pallas.mosaic_gpu.launch.scratch import scratch
-from attest.kernels.pallas.mosaic_gpu.launch.transfers import order_copies
+from attest.kernels.pallas.mosaic_gpu.launch.transfers import fence_copies
 from attest.kernels.pallas.mosaic_gpu.launch.warpgroups import barriers, vector
 from attest.kernels.pallas.mosaic_gpu.spec import KernelSpec
 from attest.kernels.pallas.mosaic_gpu.tile.tanh import any_above
@@ -64,10 +64,10 @@ def marked(marks: Any) -> Any:
     return any_above(0.0, load(marks, BY_COLUMN), BY_COLUMN) > 0
 
 
-def end(spec: KernelSpec, shared: Any, warpgroup: Any, blocks: Blocks | BackwardBlocks) -> None:
-    """End the work of a warpgroup, if there is anything hidden: its marks are set.
+def signal_end(spec: KernelSpec, shared: Any, warpgroup: Any, blocks: Blocks | BackwardBlocks) -> None:
+    """Report that a warpgroup has ended and has set its marks, if pairs may be hidden.
 
-    What it has written to the memory of tiles has been committed, before copies of a repair come there.
+    The caller has committed what the warpgroup wrote to the memory of tiles: a repair copies to it.
     """
     if not spec.hides:
         return
@@ -84,7 +84,7 @@ def repair(shared: Any, blocks: Blocks | BackwardBlocks, compute: Callable[[], N
         # Also where a consumer has as many: ptxas would count on those of the launch.
         plgpu.set_max_registers(_REGISTERS, action="increase")
         # Results may have been written from registers, and a repair writes by copies.
-        order_copies()
+        fence_copies()
         compute()
 
     plgpu.barrier_wait(shared.ended.at[0])
@@ -92,7 +92,7 @@ def repair(shared: Any, blocks: Blocks | BackwardBlocks, compute: Callable[[], N
     pl.when(functools.reduce(operator.or_, found))(run)
 
 
-def repair_tile_of(
+def repair_of_tile(
     spec: KernelSpec,
     shared: Any,
     blocks: BackwardBlocks,
@@ -100,7 +100,7 @@ def repair_tile_of(
     length: int,
     compute: Callable[[Place], None],
 ) -> Callable[[], None] | None:
-    """Return what repairs the only tile of a program, if there is anything hidden.
+    """Return what repairs the only tile of a program, if pairs may be hidden.
 
     shared: a record with `marks`, `ended` and the room of `compute`. place: of the tile: its batch row, head
     and block. length: the rows of a head. compute(place): computes 64 rows.

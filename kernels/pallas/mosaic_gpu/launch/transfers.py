@@ -193,7 +193,7 @@ def start_store(room: Tiles | Pieces, index: Any, channels: int, array: Any, at:
     _each_copy(lambda memory, shared: plgpu.copy_smem_to_gmem(shared, memory), array, at, room, index)
 
 
-def order_copies() -> None:
+def fence_copies() -> None:
     """Let copies that start from here on come after what was written to memory from registers."""
 
     def fence(_: Any) -> None:
