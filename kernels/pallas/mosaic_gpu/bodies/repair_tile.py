@@ -322,13 +322,18 @@ def _store(room: Any, channels: Any, x: jax.Array) -> None:
 
 
 def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
-    """Set room = change(room, *others), at most a square of 64 at a time, for which there are registers."""
+    """Set room = change(room, *others), a square of at most 64 at a time, for which there are registers."""
     rows, columns = room.shape
-    for i in range(0, rows, ROWS):
-        for j in range(0, columns, ROWS):
-            at = (pl.ds(i, ROWS), pl.ds(j, min(ROWS, columns - j)))
-            x, *given = (load(ref.at[at], TILE).astype(jnp.float32) for ref in (room, *others))
-            room[at] = change(x, *given).astype(room.dtype)
+    width = math.gcd(columns, ROWS)
+    across = columns // width
+
+    def square(n: Any) -> None:
+        i, j = lax.div(n, across) * ROWS, lax.rem(n, across) * width
+        at = (pl.ds(pl.multiple_of(i, ROWS), ROWS), pl.ds(pl.multiple_of(j, width), width))
+        x, *given = (load(ref.at[at], TILE).astype(jnp.float32) for ref in (room, *others))
+        room[at] = change(x, *given).astype(room.dtype)
+
+    each(rows // ROWS * across, square)
     plgpu.commit_smem()
 
 

@@ -8,17 +8,21 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import Pieces
+from attest.kernels.pallas.mosaic_gpu.tile.first_product import ignore_zeros
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
-def start_product(acc: Any, left: Pieces, i: Any, right: Pieces, j: Any) -> None:
+def start_product(acc: Any, left: Pieces, i: Any, right: Pieces, j: Any, *, begins: bool = False) -> None:
     """Start acc += left[i] right[j]^T, in as many products as there are pieces of the channels.
 
-    acc: [rows of left, rows of right] float32, an accumulator.
+    acc: [rows of left, rows of right] float32, an accumulator. begins: whether it is 0, as
+    allocated, and the first product may overwrite it.
     """
-    for rows, columns in zip(left.tiles, right.tiles, strict=True):
+    for piece, (rows, columns) in enumerate(zip(left.tiles, right.tiles, strict=True)):
         plgpu.wgmma(acc, rows.at[i], columns.at[j].T)
+        if begins and piece == 0:
+            ignore_zeros()
 
 
 def start_sums(accs: Sequence[Any], weights: jax.Array, right: Pieces, j: Any) -> None:
