@@ -54,7 +54,7 @@ def _ignore_zeros(_: Any) -> None:
         nothing = llvm.UndefOp(starts[0].type).result
     for i in range(count):
         product.operands[i] = nothing
-    _erase_unused(starts)
+    _remove_unused(starts)
 
 
 def _first_instruction() -> Any:
@@ -96,8 +96,8 @@ def _is_zero(register: Any) -> bool:
     return ir.FloatAttr(source.attributes["value"]).value == 0.0
 
 
-def _erase_unused(registers: list[Any]) -> None:
-    """Erase what has led to registers that nothing reads, with a barrier that no compiler would remove."""
+def _remove_unused(registers: list[Any]) -> None:
+    """Remove what has led to registers that nothing reads, with a barrier that no compiler would remove."""
     for register in registers:
         for op in list(_passed_on(register)):
             if any(list(result.uses) for result in op.results):
