@@ -30,9 +30,9 @@ class Blocks:
     k: keys a block, a multiple of 64. stages: slots of the K ring and of the V ring. consumers: warpgroups of
     64 query rows each. registers: of a thread of a consumer, and of the producer; multiples of 8 that fit the
     register file together. partial_sums: whether a row's norm is kept as 8 sums until the end. programs: how
-    many share the tiles out among them; None is one for each. adds_to_zeros: whether the products of a tile's
-    logits are added to zeros, instead of the first one overwriting registers: one instruction more for each
-    two of them, with which consumers may take better turns.
+    many share the tiles out among them; None is one for each. adds_to_zeros: whether the first product of
+    a tile's logits is added to zeros instead of overwriting registers. That takes more instructions, and yet
+    some kernels are faster.
     """
 
     k: int

@@ -24,7 +24,7 @@ TILE, SWIZZLE = (64, 64), 128
 
 
 def operations(block: Any, name: str) -> list[Any]:
-    """The operations of a dialect's name, in a block and within its operations."""
+    """The operations with a name, in a block and within its operations."""
     found: list[Any] = []
     for op in block.operations:
         # A stored kernel has a prefix before each name.
@@ -61,9 +61,9 @@ def attention(blocks: Blocks, **options: Any) -> Any:
     return lambda q, k, v: flash_attention(q, k, v, fwd_params=blocks, **options)
 
 
-def tensors(head_dim: int = 64, length: int = 200, dtype: str = "bfloat16") -> list[jax.Array]:
+def tensors(head_dim: int = 64, length: int = 200) -> list[jax.Array]:
     keys = jax.random.split(jax.random.key(0), 3)
-    return [jax.random.normal(key, (2, length, 4, head_dim), jnp.dtype(dtype)) for key in keys]
+    return [jax.random.normal(key, (2, length, 4, head_dim), jnp.bfloat16) for key in keys]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_blocks_may_ask_for_zeros() -> None:
 
 
 def two_products(start: float | None) -> list[bool]:
-    """Those of a kernel with two products of 64 channels, of which both are to ignore their accumulator.
+    """Return `products` of a kernel with two of 64 channels, both of which are to ignore their accumulator.
 
     start: what the accumulator is set to before, None for what it is allocated as.
     """

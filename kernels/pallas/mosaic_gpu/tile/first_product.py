@@ -58,7 +58,7 @@ def _ignore_zeros(_: Any) -> None:
 
 
 def _first_instruction() -> Any:
-    """Return the first instruction of the newest product, which has one for each 16 channels, or None."""
+    """Return the first instruction of the newest product of this block, None if it has none."""
     newest_first = reversed(list(ir.InsertionPoint.current.block.operations))
     found = None
     for i, op in enumerate(newest_first):
