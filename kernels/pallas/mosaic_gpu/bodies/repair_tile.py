@@ -322,7 +322,7 @@ def _store(room: Any, channels: Any, x: jax.Array) -> None:
 
 
 def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
-    """Set room = change(room, *others), 64 rows and up to 64 columns at a time, for which there are registers."""
+    """Set room = change(room, *others), 64 rows and up to 64 columns at a time: registers hold no more."""
     rows, columns = room.shape
     width = math.gcd(columns, ROWS)
     across = columns // width
