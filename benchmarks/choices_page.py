@@ -17,21 +17,39 @@ from attest.kernels.implementations import IMPLEMENTATIONS
 from benchmarks.report import table
 
 PAGE = Path(__file__).parents[1] / "docs/reference/which-implementation-runs.md"
-_HEADER = ("call", "heads", "queries", "keys", "head dims", "features", "forward", "forward + backward")
-_TOP = """# Which implementation runs
-
-*Reference. For each measured call: which implementation `flash_attention` runs if the call names
-none, and the times of those that were measured.*
-
-{text}
-"""
+_HEADER = (
+    "call",
+    "heads",
+    "group",
+    "queries",
+    "keys",
+    "head dims",
+    "features",
+    "forward",
+    "forward + backward",
+)
 _TEXT = """\
-The implementation in bold runs. Numbers are milliseconds, of calls in bfloat16. The first
-implementation of a cell is the default: another one runs only if it saves at least {percent:g} %.
-Heads are those of all batch entries, head dims are that of key plus that of value, and keys are
-those that a query may see by its window and chunk. Other calls run like a similar one: see
-[Kernels](kernels.md#which-implementation-runs). `python3 -m benchmarks.choices_page` writes this
-page from `kernels/choice/choices.toml`."""
+# Which implementation runs
+
+*Reference. For each call that was measured on a GPU: which implementation `flash_attention` runs if
+the call names none, and the times of all of ours.*
+
+Each cell has the times of our implementations in milliseconds, the preferred one first. The one in
+bold runs: another than the first only if it takes at least {percent:g} % less time. Forward +
+backward is a call with gradients. The arrays are bfloat16.
+
+A call that is not listed runs like a similar one on the same kind of GPU, if there is one:
+[Kernels](kernels.md#which-implementation-runs) says what is similar.
+
+| column | |
+|---|---|
+| heads | batch entries times query heads |
+| group | query heads on a key head |
+| keys | of a batch entry, or of a window or a chunk if these have fewer |
+| head dims | that of key plus that of value |
+
+`python3 -m benchmarks.choices_page` writes this page from `kernels/choice/choices.toml`.
+"""
 
 
 def main(page: Annotated[Path, typer.Option(help="The page to write.")] = PAGE) -> None:
@@ -41,13 +59,12 @@ def main(page: Annotated[Path, typer.Option(help="The page to write.")] = PAGE) 
 
 def as_page(choices: Mapping[str, Any]) -> str:
     """Return the page of a table of choices as `fastest.read` returns it, in Markdown."""
-    parts = [_TOP.format(text=_TEXT.format(percent=100 * choices["margin"]))]
+    parts = [_TEXT.format(percent=100 * choices["margin"])]
     for device in dict.fromkeys(row["device"] for row in choices["calls"]):
         rows = [row for row in choices["calls"] if row["device"] == device]
-        commits = ", ".join(f"{row['commit'][:7]}" for row in {x["commit"]: x for x in rows}.values())
-        parts.append(
-            f"## {device}\n\nCommits: {commits}.\n\n{table(_HEADER, [_cells(row) for row in rows])}\n"
-        )
+        commits = ", ".join(dict.fromkeys(row["commit"][:7] for row in rows))
+        calls = table(_HEADER, [_cells(row) for row in rows])
+        parts.append(f"## {device}\n\nMeasured at commits {commits}.\n\n{calls}\n")
     return "\n".join(parts)
 
 
@@ -59,6 +76,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["name"],
         str(sizes.heads),
+        f"{sizes.group:g}",
         str(sizes.queries),
         str(sizes.keys),
         str(sizes.width),
