@@ -32,11 +32,11 @@ _TEXT = """\
 # Which implementation runs
 
 *Reference. For each call that was measured on a GPU: which implementation `flash_attention` runs if
-the call names none, and the times of all of ours.*
+the call names none, and how long each of our implementations takes.*
 
-Each cell has the times of our implementations in milliseconds, the preferred one first. The one in
-bold runs: another than the first only if it takes at least {percent:g} % less time. Forward +
-backward is a call with gradients. The arrays are bfloat16.
+Each cell has the times of our implementations in milliseconds, the default first. The one in bold
+runs. It is the default unless another one takes at least {percent:g} % less time. Forward + backward is a
+call with gradients. The arrays are bfloat16.
 
 A call that is not listed runs like a similar one on the same kind of GPU, if there is one:
 [Kernels](kernels.md#which-implementation-runs) says what is similar.

@@ -10,7 +10,7 @@ CHOICES = read(TABLE)
 
 
 def cells() -> Iterator[dict[str, float]]:
-    """The times in each cell of the page, by what is written of the implementation, the default first."""
+    """Yield the times of each cell of the page, by the name as it is written there, the default first."""
     for line in PAGE.read_text().splitlines():
         for cell in line.split("|"):
             if "**" in cell:

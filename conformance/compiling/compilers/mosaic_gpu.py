@@ -97,17 +97,36 @@ def compile_program(lower: Callable[[], Any]) -> tuple[Binary, str]:
 def shared_of(program: Any) -> Mapping[str, int]:
     """Return the bytes of dynamic shared memory of a block of each kernel of Mosaic, by its name."""
     found: dict[str, int] = {}
+    for kernel in kernels_of(program):
+        name = kernel.operation.attributes["sym_name"].value
+        for launch in operations(kernel, _LAUNCH):
+            size = launch.operands[-1].owner.attributes["value"].value
+            found[name] = max(size, found.get(name, 0))
+    return found
+
+
+def kernels_of(program: Any) -> list[Any]:
+    """Return the MLIR module of each kernel of Mosaic that a `jax.stages.Lowered` launches, in its order."""
     module = program.compiler_ir("stablehlo")
     # Its context has Mosaic's types, but not the names that Mosaic gives to operations of other dialects.
     module.context.allow_unregistered_dialects = True
-    for call in _operations(module, "stablehlo.custom_call"):
-        if call.attributes["call_target_name"].value == _CALL:
-            written = call.attributes["mhlo.backend_config"]["module"].value_bytes
-            kernel: Any = mlir.ir.Module.parse(written, module.context)
-            name = kernel.operation.attributes["sym_name"].value
-            for launch in _operations(kernel, _LAUNCH):
-                size = launch.operands[-1].owner.attributes["value"].value
-                found[name] = max(size, found.get(name, 0))
+    return [
+        mlir.ir.Module.parse(call.attributes["mhlo.backend_config"]["module"].value_bytes, module.context)
+        for call in operations(module, "stablehlo.custom_call")
+        if call.attributes["call_target_name"].value == _CALL
+    ]
+
+
+def operations(module: Any, name: str) -> list[Any]:
+    """Return the operations of a module that have a name, or that name after a dialect's."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name.endswith(name):
+            found.append(operation)
+        return mlir.ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
     return found
 
 
@@ -130,19 +149,6 @@ def frames_of(log: str) -> Mapping[str, Frame]:
             stack_bytes=max(before.stack_bytes, sum(stack for stack, _, _ in frames)),
             spill_bytes=max(before.spill_bytes, sum(stores + loads for _, stores, loads in frames)),
         )
-    return found
-
-
-def _operations(module: Any, name: str) -> list[Any]:
-    """Return the operations of a module that have a name, or that name after a dialect's."""
-    found: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name.endswith(name):
-            found.append(operation)
-        return mlir.ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
     return found
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
-from jax.interpreters import mlir
 from jaxlib.mlir.dialects import llvm
 
+from attest.conformance.compiling.compilers.mosaic_gpu import kernels_of, operations
 from attest.kernels.pallas.mosaic_gpu import Blocks, flash_attention
-from attest.kernels.pallas.mosaic_gpu.tile.first_product import ignore_zeros
+from attest.kernels.pallas.mosaic_gpu.tile.first_product import overwrite_zeros
 from tests.kernels.mosaic_gpu.test_kernels import needs_hopper
 
 plgpu: Any = mosaic_gpu
@@ -23,27 +23,10 @@ ADDING = replace(BLOCKS, adds_to_zeros=True)
 TILE, SWIZZLE = (64, 64), 128
 
 
-def operations(block: Any, name: str) -> list[Any]:
-    """The operations with a name, in a block and within its operations."""
-    found: list[Any] = []
-    for op in block.operations:
-        # A stored kernel has a prefix before each name.
-        found += [op.operation] if op.operation.name.endswith(name) else []
-        for region in op.operation.regions:
-            for inner in region.blocks:
-                found += operations(inner, name)
-    return found
-
-
 def products(run: Any, *arrays: Any) -> list[bool]:
-    """Of each instruction of the matrix unit in the kernel: whether it adds to what is in registers."""
-    module: Any = jax.jit(run).trace(*arrays).lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
-    module.context.allow_unregistered_dialects = True
-    calls = operations(module.body, "stablehlo.custom_call")
-    (call,) = (x for x in calls if "mosaic_gpu" in x.attributes["call_target_name"].value)
-    written = call.attributes["mhlo.backend_config"]["module"].value_bytes
-    kernel: Any = mlir.ir.Module.parse(written, module.context)
-    return [_adds(op) for op in operations(kernel.body, "llvm.inline_asm") if "wgmma.mma" in _text(op)]
+    """Return, for each instruction of the matrix unit in the kernel, whether it adds to its accumulator."""
+    (kernel,) = kernels_of(jax.jit(run).trace(*arrays).lower(lowering_platforms=("cuda",)))
+    return [_adds(op) for op in operations(kernel, "llvm.inline_asm") if "wgmma.mma" in _text(op)]
 
 
 def _text(op: Any) -> str:
@@ -51,7 +34,7 @@ def _text(op: Any) -> str:
 
 
 def _adds(op: Any) -> bool:
-    """Whether a product adds to its accumulator: its text counts results, then operands."""
+    """Return whether an instruction adds to its accumulator: its text counts results, then operands."""
     (number,) = re.findall(r"setp\.ne\.b32 p, \$(\d+), 0", _text(op))
     registers: Any = llvm.StructType(op.results[0].type).body
     return bool(op.operands[int(number) - len(registers)].owner.attributes["value"].value)
@@ -87,7 +70,7 @@ def test_blocks_may_ask_for_zeros() -> None:
 
 
 def two_products(start: float | None) -> list[bool]:
-    """Return `products` of a kernel with two of 64 channels, both of which are to ignore their accumulator.
+    """Return `products` of a kernel with two of 64 channels, both of which are to overwrite an accumulator.
 
     start: what the accumulator is set to before, None for what it is allocated as.
     """
@@ -97,7 +80,7 @@ def two_products(start: float | None) -> list[bool]:
             acc[...] = plgpu.layout_cast(jnp.full(TILE, start, jnp.float32), plgpu.Layout.WGMMA)
         for _ in range(2):
             plgpu.wgmma(acc, left, right)
-            ignore_zeros()
+            overwrite_zeros()
         out[...] = acc[...]
 
     def kernel(out: Any, left: Any, right: Any) -> None:
@@ -114,7 +97,7 @@ def two_products(start: float | None) -> list[bool]:
     return products(call)
 
 
-def test_only_an_accumulator_as_allocated_is_ignored() -> None:
+def test_only_an_accumulator_as_allocated_is_overwritten() -> None:
     adds = [True] * 4
     assert two_products(None) == [False, *adds[1:], *adds]
     assert two_products(1.0) == adds + adds

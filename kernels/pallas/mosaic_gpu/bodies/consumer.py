@@ -130,8 +130,8 @@ class Consumer:
         """Start S = Q K^T of a slot, once the block is there and this consumer has its signal."""
         plgpu.barrier_wait(self.shared.key_full.at[slot])
         self.wait_for_signal()
-        begins = not self.blocks.adds_to_zeros
-        start_product(s, self.shared.query, self.query, self.shared.key, slot, begins=begins)
+        overwrites = not self.blocks.adds_to_zeros
+        start_product(s, self.shared.query, self.query, self.shared.key, slot, overwrites=overwrites)
 
     def start_sums(self, p: jax.Array, slot: Any) -> None:
         """Start to add P V of a slot: as many products as value has pieces."""

@@ -327,13 +327,13 @@ def _change(room: Any, change: Callable[..., jax.Array], *others: Any) -> None:
     width = math.gcd(columns, ROWS)
     across = columns // width
 
-    def square(n: Any) -> None:
+    def part(n: Any) -> None:
         i, j = lax.div(n, across) * ROWS, lax.rem(n, across) * width
         at = (pl.ds(pl.multiple_of(i, ROWS), ROWS), pl.ds(pl.multiple_of(j, width), width))
         x, *given = (load(ref.at[at], TILE).astype(jnp.float32) for ref in (room, *others))
         room[at] = change(x, *given).astype(room.dtype)
 
-    each(rows // ROWS * across, square)
+    each(rows // ROWS * across, part)
     plgpu.commit_smem()
 
 

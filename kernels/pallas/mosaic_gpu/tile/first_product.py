@@ -1,12 +1,13 @@
-"""The first product of a sum: the matrix unit writes it to registers, instead of adding it to zeros.
+"""A first product that overwrites its accumulator, instead of being added to zeros.
 
-Mosaic GPU sets an accumulator to 0 and lets every product add to it. That takes an instruction for each two
-registers in front of each tile of logits. The unit can ignore what an accumulator holds, but Mosaic always
-asks it to add. So the instruction is changed as soon as Mosaic has written it.
+Mosaic GPU sets an accumulator to 0 and adds every product to it. That takes an instruction for each two
+registers in front of each tile of logits. WGMMA overwrites the accumulator where its operand scale-d is
+false, but Mosaic always writes true. So the operand is changed as soon as Mosaic has written the instruction.
+
+Source: PTX ISA, wgmma.mma_async.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from jax.experimental.pallas import mosaic_gpu
@@ -16,10 +17,10 @@ from jaxlib.mlir.dialects import arith, llvm
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 _ASM, _PRODUCT, _COMMIT = "llvm.inline_asm", "wgmma.mma_async", "wgmma.commit_group"
-# The operand that says whether a product adds to its accumulator.
-_ADDS = re.compile(r"setp\.ne\.b32 p, \$(\d+), 0")
-# The operand that goes on, of operations that only pass a register on.
-_PASSED = {
+# Where an instruction's text reads scale-d: the number counts results, then operands.
+_SCALE_D = re.compile(r"setp\.ne\.b32 p, \$(\d+), 0")
+# Operations that forward a register unchanged, and which operand that is.
+_FORWARDING = {
     "vector.bitcast": 0,
     "vector.broadcast": 0,
     "vector.extract": 0,
@@ -30,31 +31,32 @@ _PASSED = {
 }
 
 
-def ignore_zeros() -> None:
-    """Let the product that has just been started ignore its accumulator, if that is known to hold zeros."""
-    plgpu.inline_mgpu()(_ignore_zeros)()
+def overwrite_zeros() -> None:
+    """Make the product that was just started overwrite its accumulator, if that is known to be 0."""
+    plgpu.inline_mgpu()(_overwrite_zeros)()
 
 
-def _ignore_zeros(_: Any) -> None:
+def _overwrite_zeros(_: Any) -> None:
     product = _first_instruction()
     if product is None:
         return
-    # The instruction's text counts results, then operands. These begin with a register for each result.
+    # The operands begin with a register of the accumulator for each result.
     registers: Any = llvm.StructType(product.results[0].type).body
     count = len(registers)
-    starts = [product.operands[i] for i in range(count)]
-    barrier, asks = _source(starts[0]), _ADDS.findall(_text(product))
-    if barrier is None or barrier.name != _ASM or len(asks) != 1:
+    accumulator = [product.operands[i] for i in range(count)]
+    barrier, *others = map(_source, accumulator)
+    scale_d = _SCALE_D.findall(_text(product))
+    if barrier is None or barrier.name != _ASM or len(scale_d) != 1:
         return
-    if any(_source(x) != barrier for x in starts) or not all(_is_zero(x) for x in barrier.operands):
+    if any(other != barrier for other in others) or not all(map(_is_zero, barrier.operands)):
         return
-    adds = int(asks[0]) - count
+    at = int(scale_d[0]) - count
     with ir.InsertionPoint(product):
-        product.operands[adds] = arith.constant(product.operands[adds].type, 0)
-        nothing = llvm.UndefOp(starts[0].type).result
+        product.operands[at] = arith.constant(product.operands[at].type, 0)
+        undefined = llvm.UndefOp(accumulator[0].type).result
     for i in range(count):
-        product.operands[i] = nothing
-    _remove_unused(starts)
+        product.operands[i] = undefined
+    _remove_unused(accumulator)
 
 
 def _first_instruction() -> Any:
@@ -74,19 +76,21 @@ def _text(op: Any) -> str:
     return op.attributes["asm_string"].value if op.name == _ASM else ""
 
 
-def _passed_on(value: Any) -> Iterator[Any]:
-    """Yield the operations through which a register has come, the last one first."""
-    while not isinstance(value.owner, ir.Block):
-        op = value.owner.operation
-        yield op
-        if op.name not in _PASSED:
-            return
-        value = op.operands[_PASSED[op.name]]
+def _path(register: Any) -> list[Any]:
+    """Return the operation that made a register, behind those that only forward it, the newest first."""
+    found: list[Any] = []
+    while not isinstance(register.owner, ir.Block):
+        op = register.owner.operation
+        found.append(op)
+        if op.name not in _FORWARDING:
+            break
+        register = op.operands[_FORWARDING[op.name]]
+    return found
 
 
 def _source(register: Any) -> Any:
-    """Return the operation behind those that only pass the register on, None for an argument of the block."""
-    return next(reversed(list(_passed_on(register))), None)
+    """Return the last operation of a register's path, None for an argument of the block."""
+    return next(reversed(_path(register)), None)
 
 
 def _is_zero(register: Any) -> bool:
@@ -97,12 +101,9 @@ def _is_zero(register: Any) -> bool:
 
 
 def _remove_unused(registers: list[Any]) -> None:
-    """Remove what has led to registers that nothing reads, with a barrier that no compiler would remove."""
+    """Remove the paths of registers up to their barrier, which no compiler would remove, as far as unused."""
     for register in registers:
-        for op in list(_passed_on(register)):
+        for op in _path(register):
             if any(list(result.uses) for result in op.results):
                 break
-            is_barrier = op.name == _ASM
             op.erase()
-            if is_barrier:
-                break

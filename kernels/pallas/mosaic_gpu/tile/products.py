@@ -8,21 +8,21 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu
 
 from attest.kernels.pallas.mosaic_gpu.launch.transfers import Pieces
-from attest.kernels.pallas.mosaic_gpu.tile.first_product import ignore_zeros
+from attest.kernels.pallas.mosaic_gpu.tile.first_product import overwrite_zeros
 
 plgpu: Any = mosaic_gpu  # a checker takes some of its names for private
 
 
-def start_product(acc: Any, left: Pieces, i: Any, right: Pieces, j: Any, *, begins: bool = False) -> None:
+def start_product(acc: Any, left: Pieces, i: Any, right: Pieces, j: Any, *, overwrites: bool = False) -> None:
     """Start acc += left[i] right[j]^T, in as many products as there are pieces of the channels.
 
-    acc: [rows of left, rows of right] float32, an accumulator. begins: whether it is 0, as
-    allocated, and the first product may overwrite it.
+    acc: [rows of left, rows of right] float32, an accumulator. overwrites: whether the first
+    product overwrites it. That has no effect unless acc is 0, as it is allocated.
     """
-    for piece, (rows, columns) in enumerate(zip(left.tiles, right.tiles, strict=True)):
+    for rows, columns in zip(left.tiles, right.tiles, strict=True):
         plgpu.wgmma(acc, rows.at[i], columns.at[j].T)
-        if begins and piece == 0:
-            ignore_zeros()
+        if overwrites:
+            overwrite_zeros()
 
 
 def start_sums(accs: Sequence[Any], weights: jax.Array, right: Pieces, j: Any) -> None:
